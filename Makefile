@@ -1,0 +1,70 @@
+# The index of what can be done here; the work is in CMakePresets.json, tests/CMakeLists.txt and tools/.
+.NOTPARALLEL:
+.PHONY: help run test check check-real bench lint format install asan tsan fuzz clean setup ci
+.PHONY: build dev test-setup test-gcc test-clang
+
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build ## Forward and backward over real attention tensors, verified, as a table
+	build/release/flashback run --table --verify tests/data/*.safetensors
+
+test: test-setup lint test-clang asan tsan test-gcc ## Everything: lint, gcc, clang, sanitizers, valgrind
+
+check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
+	cmake --preset dev && cmake --build --preset dev
+	ctest --preset dev -L 'unit|check'
+
+check-real: build ## The same tensors, verified on every route that takes any length
+	for r in fused unfused reference; do \
+	    build/release/flashback run --route $$r --verify tests/data/*.safetensors || exit 1; done
+
+bench: build ## Speed and memory of all routes on this machine
+	build/release/flashback bench
+
+lint: test-setup ## Format, clang-tidy and cppcheck
+	tools/lint.sh
+
+format: ## Formats all C files
+	tools/lint.sh --fix
+
+install: build ## Libraries, header, CLI, manual, pkg-config and CMake files; PREFIX=/usr/local
+	cmake --install build/release --prefix $(PREFIX)
+
+asan: test-setup ## Tests under the address and undefined behaviour sanitizers
+	cmake --preset asan && cmake --build --preset asan
+	ctest --preset asan
+
+tsan: test-setup ## Tests under the thread sanitizer
+	cmake --preset tsan && cmake --build --preset tsan
+	ctest --preset tsan
+
+fuzz: test-setup ## Runs each fuzz target for FUZZ_SECONDS=60
+	cmake --preset fuzz && cmake --build --preset fuzz
+	for f in build/fuzz/tests/fuzz_*; do $$f -artifact_prefix=build/fuzz/ -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+clean: ## Removes all builds
+	rm -rf build
+
+setup: ## Installs what `make run` needs; nothing to do is fast
+	@tools/setup.sh run
+
+ci: test ## What .ci/run runs
+
+build: setup
+	cmake --preset release && cmake --build --preset release
+
+test-setup:
+	@tools/setup.sh run test
+
+test-gcc:
+	cmake --preset ci && cmake --build --preset ci
+	ctest --preset ci
+
+test-clang:
+	cmake --preset ci-clang && cmake --build --preset ci-clang
+	ctest --preset ci-clang

@@ -1,0 +1,69 @@
+/* See machine.h. Floor: cli. */
+#include "machine.h"
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
+static word_text word(const char *from, size_t length) {
+    word_text w;
+    while (length && from[length - 1] == ' ')
+        length--;
+    snprintf(w.text, sizeof w.text, "%.*s", (int)length, from);
+    return w;
+}
+
+word_text word_after(const char *text, const char *key) {
+    const size_t length = strlen(key);
+    for (const char *line = text; line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (!strncmp(line, key, length) && line[length] == ':') {
+            line += length + 1 + strspn(line + length + 1, " ");
+            return word(line, strcspn(line, ",;(\n"));
+        }
+    }
+    return word("?", 1);
+}
+
+/* Some architectures name no model there; the kernel's name of the machine has to do. */
+word_text machine_cpu(void) {
+    char line[256];
+    struct utsname names;
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    word_text found = uname(&names) ? word("?", 1) : word(names.machine, strlen(names.machine));
+    while (file && fgets(line, sizeof line, file)) {
+        const char *value = strchr(line, ':');
+        if (value && !strncmp(line, "model name", 10)) {
+            value += 1 + strspn(value + 1, " ");
+            found = word(value, strcspn(value, "\n"));
+            break;
+        }
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+word_text machine_compiler(void) {
+#ifdef __clang__
+    static const char name[] = "clang " __clang_version__;
+#else
+    static const char name[] = "gcc " __VERSION__;
+#endif
+    return word(name, strcspn(name, "("));
+}
+
+word_text machine_date(void) {
+    word_text w;
+    time_t now = time(NULL);
+    struct tm utc;
+    gmtime_r(&now, &utc);
+    strftime(w.text, sizeof w.text, "%Y-%m-%d", &utc);
+    return w;
+}
+
+int machine_threads(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+}

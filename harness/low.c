@@ -1,0 +1,202 @@
+/* The plain formula, materialised, in the precision of a dtype: what anyone would write without this library.
+ * Its error against float64 is the yardstick of rule R12; in float64 it is an oracle that owes nothing to the
+ * library. Floor: harness. Read `forward_row` and `backward_row`; compare.c uses the result. */
+#include "layout.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One head of a row, [Lk] each. */
+typedef struct row {
+    const fb_desc *desc;
+    fb_dtype type; /* S, P, O, dP and dS are rounded to it */
+    fb_dtype kept; /* what O is rounded to between the passes, and LSE accordingly */
+    bool again;    /* the backward makes P again, from LSE */
+    bool single;   /* sums and functions are in float; otherwise in double */
+    double scale, sink, m, l;
+    bool *counts;
+    int64_t keys;
+    double *S, *capped, *P; /* capped: S before the bias */
+} row;
+
+/* The sum of products in the type of sums, one rounding per operation. */
+static double dot(const row *w, const double *x, const double *y, int64_t n) {
+    if (!w->single) {
+        double sum = 0;
+        for (int64_t d = 0; d < n; d++)
+            sum += x[d] * y[d];
+        return sum;
+    }
+    float sum = 0;
+    for (int64_t d = 0; d < n; d++)
+        sum += (float)x[d] * (float)y[d];
+    return (double)sum;
+}
+
+/* y += a * x */
+static void axpy(const row *w, double a, const double *x, double *y, int64_t n) {
+    if (w->single)
+        for (int64_t d = 0; d < n; d++)
+            y[d] = (double)((float)y[d] + (float)a * (float)x[d]);
+    else
+        for (int64_t d = 0; d < n; d++)
+            y[d] += a * x[d];
+}
+
+static double exponential(const row *w, double x) { return w->single ? (double)expf((float)x) : exp(x); }
+static double logarithm(const row *w, double x) { return w->single ? (double)logf((float)x) : log(x); }
+static double tangent(const row *w, double x) { return w->single ? (double)tanhf((float)x) : tanh(x); }
+static double sum_of(const row *w, double x, double y) {
+    return w->single ? (double)((float)x + (float)y) : x + y;
+}
+static double rounded(const row *w, double x) { return fbh_round((int)w->type, x); }
+
+static double *at(const fbh_problem *p, fbh_id id, int64_t b, int64_t h, int64_t i) {
+    return fbh_at(&p->t[id], b, h, i, 0);
+}
+
+/* S = scale * q.k, then softcap, then bias; m and l of the softmax with the sink in it; P = exp(S - m) / l.
+ */
+static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i) {
+    const fb_desc *d = w->desc;
+    const double *q = at(p, FBH_Q, b, h, i);
+    w->m = w->sink;
+    for (int64_t j = 0; j < w->keys; j++) {
+        if (!w->counts[j])
+            continue;
+        double S = rounded(w, w->scale * dot(w, q, at(p, FBH_K, b, h_kv, j), d->head_dim));
+        if (d->softcap > 0)
+            S = rounded(w, d->softcap * tangent(w, S / d->softcap));
+        w->capped[j] = S;
+        if (d->flags & FB_BIAS)
+            S = rounded(w, S + fbh_get(&p->t[FBH_BIAS], b, h, i, j));
+        w->S[j] = S;
+        if (S > w->m || isnan(S))
+            w->m = S;
+    }
+    w->l = exponential(w, w->sink - w->m);
+    for (int64_t j = 0; j < w->keys; j++)
+        if (w->counts[j]) {
+            w->P[j] = exponential(w, w->S[j] - w->m);
+            w->l = sum_of(w, w->l, w->P[j]);
+        }
+    for (int64_t j = 0; j < w->keys; j++)
+        if (w->counts[j])
+            w->P[j] = rounded(w, w->P[j] / w->l);
+}
+
+/* O = P V    LSE = m + ln l. P made again is exp(S - LSE): m = LSE, l = 1. */
+static void forward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i) {
+    const int64_t Dv = w->desc->head_dim_v;
+    double *O = at(p, FBH_OUT, b, h, i);
+    scores(w, p, b, h, h_kv, i);
+    memset(O, 0, (size_t)Dv * sizeof *O);
+    for (int64_t j = 0; j < w->keys; j++)
+        if (w->counts[j])
+            axpy(w, w->P[j], at(p, FBH_V, b, h_kv, j), O, Dv);
+    for (int64_t d = 0; d < Dv; d++)
+        O[d] = fbh_round((int)w->kept, O[d]);
+    const double LSE = sum_of(w, w->m, logarithm(w, w->l));
+    if (p->t[FBH_LSE].buffer)
+        *at(p, FBH_LSE, b, h, i) = LSE;
+    if (!w->again)
+        return;
+    w->m = fbh_round(w->kept == FB_F64 ? FB_F64 : FB_F32, LSE);
+    w->l = 1;
+    for (int64_t j = 0; j < w->keys; j++)
+        if (w->counts[j])
+            w->P[j] = exp(w->S[j] - w->m);
+}
+
+/* dP = dO V^T    dS = P * (dP - delta + dLSE)    dV += P dO    dK += scale dS q    dQ += scale dS k
+ * The tensors themselves, of doubles, hold the sums. An empty row has delta = 0, whatever its dO holds. */
+static void backward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i,
+                         bool empty) {
+    const fb_desc *d = w->desc;
+    const int64_t D = d->head_dim, Dv = d->head_dim_v;
+    const double *dO = at(p, FBH_DOUT, b, h, i), *q = at(p, FBH_Q, b, h, i);
+    const double dLSE = d->flags & FB_DLSE ? *at(p, FBH_DLSE, b, h, i) : 0;
+    const double delta = empty ? 0 : dot(w, dO, at(p, FBH_OUT, b, h, i), Dv);
+    for (int64_t j = 0; j < w->keys; j++) {
+        if (!w->counts[j])
+            continue;
+        const double dP = rounded(w, dot(w, dO, at(p, FBH_V, b, h_kv, j), Dv));
+        double dS = rounded(w, w->P[j] * sum_of(w, sum_of(w, dP, -delta), dLSE));
+        if (p->t[FBH_DBIAS].buffer) {
+            double *dbias = fbh_at(&p->t[FBH_DBIAS], b, h, i, j);
+            *dbias = sum_of(w, *dbias, dS);
+        }
+        if (d->softcap > 0) {
+            const double t = w->capped[j] / d->softcap;
+            dS = rounded(w, dS * (1 - t * t));
+        }
+        if (p->t[FBH_DQ].buffer)
+            axpy(w, w->scale * dS, at(p, FBH_K, b, h_kv, j), at(p, FBH_DQ, b, h, i), D);
+        if (p->t[FBH_DK].buffer)
+            axpy(w, w->scale * dS, q, at(p, FBH_DK, b, h_kv, j), D);
+        if (p->t[FBH_DV].buffer)
+            axpy(w, w->P[j], dO, at(p, FBH_DV, b, h_kv, j), Dv);
+    }
+    if (p->t[FBH_DSINKS].buffer) {
+        double *dsink = at(p, FBH_DSINKS, 0, h, 0);
+        *dsink = sum_of(w, *dsink, exponential(w, w->sink - w->m) / w->l * sum_of(w, dLSE, -delta));
+    }
+}
+
+static void every_row(row *w, const fbh_problem *p) {
+    const fb_desc *d = w->desc;
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t h = 0; h < d->heads_q; h++)
+            for (int64_t i = 0; i < fbh_rows(&p->t[FBH_Q], b); i++) {
+                const int64_t h_kv = h / (d->heads_q / d->heads_kv);
+                const bool empty = fbh_cells(p, b, h, i, w->counts) == 0;
+                w->keys = fbh_rows(&p->t[FBH_K], b);
+                w->sink = d->flags & FB_SINKS ? fbh_get(&p->t[FBH_SINKS], 0, h, 0, 0) : -(double)INFINITY;
+                if (empty && !(d->flags & FB_SINKS)) {
+                    if (p->t[FBH_LSE].buffer)
+                        *at(p, FBH_LSE, b, h, i) = -(double)INFINITY;
+                    continue;
+                }
+                forward_row(w, p, b, h, h_kv, i);
+                if (!(d->flags & FB_FORWARD_ONLY))
+                    backward_row(w, p, b, h, h_kv, i, empty);
+            }
+}
+
+/* Rounds the summed gradients, after adding what was there before. */
+static void finish(const row *w, const fbh_problem *p, fbh_id id) {
+    const fbh_tensor *t = &p->t[id];
+    const bool add = w->desc->flags & FB_ACCUMULATE;
+    const int type = id == FBH_DSINKS && w->single ? FB_F32 : (int)w->type;
+    for (int64_t b = 0; b < t->batch; b++)
+        for (int64_t h = 0; h < t->heads; h++)
+            for (int64_t i = 0; i < fbh_rows(t, b); i++)
+                for (int64_t d = 0; d < t->cols; d++) {
+                    const double before = add ? fbh_before(id, fbh_index(t, b, h, i, d)) : 0;
+                    fbh_set(t, b, h, i, d, fbh_round(type, before + fbh_get(t, b, h, i, d)));
+                }
+}
+
+static void compute(fbh_problem *p, fb_dtype type, fb_dtype kept, bool again) {
+    const size_t keys = (size_t)p->desc.len_k;
+    row w = {.desc = &p->desc, .type = type, .kept = kept, .again = again, .single = type != FB_F64};
+    w.scale = isnan(p->desc.scale) ? 1 / sqrt((double)p->desc.head_dim) : p->desc.scale;
+    w.counts = fbh_make(keys, sizeof *w.counts);
+    w.S = fbh_make(3 * keys, sizeof *w.S);
+    w.capped = w.S + keys;
+    w.P = w.S + 2 * keys;
+    for (int id = FBH_OUT; id < FBH_WORKSPACE; id++)
+        if (p->t[id].buffer)
+            memset(p->t[id].buffer->data, 0, p->t[id].buffer->bytes);
+    every_row(&w, p);
+    for (int id = FBH_DQ; id < FBH_WORKSPACE; id++)
+        if (p->t[id].buffer)
+            finish(&w, p, (fbh_id)id);
+    free(w.S);
+    free(w.counts);
+}
+
+void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, type, type, false); }
+
+void fbh_kept(fbh_problem *p, fb_dtype kept) { compute(p, FB_F64, kept, true); }

@@ -1,0 +1,292 @@
+/* Backward, fused and vector routes: one pass, five products, no atomics, bits independent of the threads.
+ *
+ *     delta = rowsum(dO * O) - dLSE                                   (one loop over blocks, before)
+ *     for each task = (sequence, key/value head, keys c, rows r):
+ *         for each tile of these keys and rows that counts:
+ *             S = K Q^T    dP = V dO^T    P = exp2(S - lse)    dS = P (dP - delta)
+ *             dV += P^T dO    dK += dS^T Q    dQ^T += K^T dS^T         (a tile is S^T: a row is a key, a lane
+ * a query)
+ *
+ * Two tasks may not add to the same dQ or dK at once, and every sum must have one order. So the keys of a
+ * head are dealt to `chunks` tasks and its row blocks to as many groups, and in step s task c works on group
+ * (c + s) mod chunks: all tasks of a step touch different keys and different rows, and after all steps each
+ * has met each. Keys and rows are dealt round robin, so that under a causal mask or a window all tasks of a
+ * step take equally long. With fewer row blocks than chunks there is one step, and each task has its own copy
+ * of dQ, summed in order at the end. The number of chunks follows from the shape and desc.tasks alone. Floor:
+ * cpu. Next: gradients.c, what happens before and after. */
+#include "backward.h"
+#include "team.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct scratch {
+    void *q_lanes, *q_rows, *do_lanes, *do_rows;
+    void *s, *dp, *k, *v;
+    void *dq, *dk, *dv; /* only when chunks is 1: the unit's dQ, and dK, dV of the keys at hand */
+    fb__mask_scratch mask;
+    size_t bytes;
+} scratch;
+
+static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
+    scratch x = {.bytes = 0};
+    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native, alone = state->chunks == 1;
+    int64_t keys = state->sub * FB__BC;
+    struct {
+        void **to;
+        int64_t count;
+    } arrays[] = {{&x.q_lanes, p->d.head_dim * FB__BR},
+                  {&x.q_rows, state->d_pad * FB__BR},
+                  {&x.do_lanes, p->d.head_dim_v * FB__BR},
+                  {&x.do_rows, state->dv_pad * FB__BR},
+                  {&x.s, FB__BC * FB__BR},
+                  {&x.dp, FB__BC * FB__BR},
+                  {&x.k, pack ? keys * state->d_pad : 0},
+                  {&x.v, pack ? keys * state->dv_pad : 0},
+                  {&x.mask.keep, FB__BC * FB__BR},
+                  {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
+                  {&x.mask.derivative, p->d.softcap > 0 ? FB__BC * FB__BR : 0},
+                  {&x.mask.lo, FB__BR},
+                  {&x.mask.hi, FB__BR},
+                  {&x.dk, alone ? keys * state->d_pad : 0},
+                  {&x.dv, alone ? keys * state->dv_pad : 0},
+                  {&x.dq, alone ? state->blocks * p->d.head_dim * FB__BR : 0}};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        *arrays[i].to = base ? base + x.bytes : NULL;
+        x.bytes += fb__t_bytes(state, arrays[i].count);
+    }
+    return x;
+}
+
+size_t fb__backward_scratch(const fb__cpu_state *state, const fb__problem *p) {
+    return carve(state, p, NULL).bytes;
+}
+
+size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *p) {
+    return state->chunks == 1
+               ? 0
+               : fb__t_bytes(state, state->copies * state->slots * p->d.heads_kv * p->d.head_dim * FB__BR);
+}
+
+size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
+    return state->chunks == 1 ? 0
+                              : fb__t_bytes(state, state->key_slots * p->d.heads_kv * FB__BC *
+                                                       (state->d_pad + state->dv_pad));
+}
+
+/* ---- A task and its places ---- */
+
+typedef struct task {
+    fb__seq seq;
+    int64_t kv, chunk, rows; /* keys dealt to `chunk`, row blocks dealt to `rows` */
+    int64_t blocks, key_blocks;
+    scratch x;
+} task;
+
+static void *dq_at(const fb__call *c, const task *t, int64_t block, int64_t copy) {
+    int64_t size = c->p->d.head_dim * FB__BR, slot = t->kv * c->s->slots + fb__slot_of(c, t->seq.b) + block;
+    if (c->s->chunks == 1)
+        return fb__t(c, t->x.dq, block * size);
+    return fb__t(c, c->base + c->s->at_dq, (copy * c->s->slots * c->p->d.heads_kv + slot) * size);
+}
+
+/* dK of key block kb, the j-th of those at hand; dV lies behind it. */
+static void *dk_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
+    if (c->s->chunks == 1)
+        return fb__t(c, t->x.dk, j * FB__BC * c->s->d_pad);
+    int64_t slot = t->kv * c->s->key_slots + fb__key_slot_of(c, t->seq.b) + kb;
+    return fb__t(c, c->base + c->s->at_dkdv, slot * FB__BC * (c->s->d_pad + c->s->dv_pad));
+}
+
+static void *dv_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
+    if (c->s->chunks == 1)
+        return fb__t(c, t->x.dv, j * FB__BC * c->s->dv_pad);
+    return fb__t(c, dk_at(c, t, kb, j), FB__BC * c->s->d_pad);
+}
+
+/* The keys at hand: `count` key blocks, first, first + chunks, ... */
+typedef struct keys_at_hand {
+    int64_t first, count;
+} keys_at_hand;
+
+static int64_t key_block(const fb__call *c, const keys_at_hand *keys, int64_t j) {
+    return keys->first + j * c->s->chunks;
+}
+
+static int64_t keys_in(const task *t, int64_t kb) { return fb__min(FB__BC, t->seq.len_k - kb * FB__BC); }
+
+/* ---- One tile ---- */
+
+static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile,
+                          const keys_at_hand *keys, int64_t j, void *dq) {
+    const fb__kernels *k = c->s->k;
+    const fb_desc *d = &c->p->d;
+    const scratch *x = &t->x;
+    int64_t n = block->n_pad, nk = tile->nk, kb = key_block(c, keys, j);
+    fb__operand key = {fb__tc(c, x->k, j * FB__BC * c->s->d_pad), c->s->d_pad};
+    fb__operand value = {fb__tc(c, x->v, j * FB__BC * c->s->dv_pad), c->s->dv_pad};
+    if (c->s->native) {
+        key = fb__keys_in_place(c, &t->seq, t->kv, c->io->k, d->k, tile->k0);
+        value = fb__keys_in_place(c, &t->seq, t->kv, c->io->v, d->v, tile->k0);
+    }
+    fb__tile_scores_product(c, block, tile, key, d->head_dim, x->q_lanes, x->s);
+    fb__tile_scores_product(c, block, tile, value, d->head_dim_v, x->do_lanes, x->dp);
+    fb__tile_scores(c, block, tile, &x->mask, x->s, true);
+    k->gradient(nk, n, x->s, x->dp, fb__backward_lse(c, block), fb__backward_delta_of(c, block));
+    if (tile->partial) {
+        k->select(nk, n, x->s, x->mask.keep, 0);
+        k->select(nk, n, x->dp, x->mask.keep, 0);
+    }
+    if (fb__has(c->p, FB_DBIAS))
+        fb__dbias_add(c, block, tile, x->dp);
+    if (d->softcap > 0)
+        k->multiply(nk, n, x->dp, x->mask.derivative);
+    if (!fb__has(c->p, FB_NO_DV))
+        fb__tile_rows_product(c, block, tile, x->s, x->mask.keep, x->do_rows, c->s->dv_pad,
+                              dv_at(c, t, kb, j));
+    if (!fb__has(c->p, FB_NO_DK))
+        fb__tile_rows_product(c, block, tile, x->dp, x->mask.keep, x->q_rows, c->s->d_pad,
+                              dk_at(c, t, kb, j));
+    if (!fb__has(c->p, FB_NO_DQ))
+        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, x->mask.keep, dq, true);
+}
+
+/* ---- One task ---- */
+
+static void pack_block(const fb__call *c, const fb__block *block, const scratch *x) {
+    const fb__kernels *k = c->s->k;
+    const fb_desc *d = &c->p->d;
+    void *rows[FB__BR];
+    const void *const *from = (const void *const *)rows;
+    fb__block_rows(c, block, c->io->q, d->q, rows);
+    k->pack_lanes(block->n, block->n_pad, d->head_dim, from, c->s->type, d->scale * 1.4426950408889634,
+                  x->q_lanes);
+    k->pack_rows(block->n, d->head_dim, from, c->s->type, 1, x->q_rows, c->s->d_pad);
+    fb__block_rows(c, block, c->io->dout, d->dout, rows);
+    k->pack_lanes(block->n, block->n_pad, d->head_dim_v, from, c->s->type, 1, x->do_lanes);
+    k->pack_rows(block->n, d->head_dim_v, from, c->s->type, 1, x->do_rows, c->s->dv_pad);
+}
+
+static void block_gradient(const fb__call *c, const task *t, int64_t index, const keys_at_hand *keys) {
+    fb__block block;
+    fb__block_init(c, &t->seq, t->kv, index, &block);
+    void *dq = dq_at(c, t, index, c->s->copies > 1 ? t->chunk : 0);
+    bool packed = false;
+    for (int64_t j = 0; j < keys->count; j++) {
+        int64_t kb = key_block(c, keys, j), k0 = kb * FB__BC;
+        fb__tile tile;
+        if (k0 >= block.keys.hi)
+            break;
+        /* Keys past the sequence's own length are masked for all, so tiles end there. */
+        if (!fb__tile_init(c, &block, k0, fb__min(FB__BC, t->seq.band.len_k - k0), &tile))
+            continue;
+        if (!packed)
+            pack_block(c, &block, &t->x);
+        packed = true;
+        tile_gradient(c, t, &block, &tile, keys, j, dq);
+    }
+}
+
+static void begin_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
+    const fb_desc *d = &c->p->d;
+    for (int64_t j = 0; j < keys->count; j++) {
+        int64_t kb = key_block(c, keys, j), nk = keys_in(t, kb);
+        if (c->step == 0) {
+            memset(dk_at(c, t, kb, j), 0, (size_t)(FB__BC * c->s->d_pad * c->s->k->size));
+            memset(dv_at(c, t, kb, j), 0, (size_t)(FB__BC * c->s->dv_pad * c->s->k->size));
+        }
+        if (c->s->native)
+            continue;
+        fb__keys_operand(c, &t->seq, t->kv, c->io->k, d->k, kb * FB__BC, nk, d->head_dim, c->s->d_pad,
+                         fb__t(c, t->x.k, j * FB__BC * c->s->d_pad));
+        fb__keys_operand(c, &t->seq, t->kv, c->io->v, d->v, kb * FB__BC, nk, d->head_dim_v, c->s->dv_pad,
+                         fb__t(c, t->x.v, j * FB__BC * c->s->dv_pad));
+    }
+}
+
+static void write_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
+    const fb_desc *d = &c->p->d;
+    bool add = fb__has(c->p, FB_ACCUMULATE);
+    void *rows[FB__BC];
+    for (int64_t j = 0; j < keys->count; j++) {
+        int64_t kb = key_block(c, keys, j), nk = keys_in(t, kb);
+        if (!fb__has(c->p, FB_NO_DK)) {
+            fb__key_rows(c, &t->seq, t->kv, c->io->dk, d->dk, kb * FB__BC, nk, rows);
+            c->s->k->unpack_rows(nk, d->head_dim, dk_at(c, t, kb, j), c->s->d_pad, d->scale, rows, c->s->type,
+                                 add);
+        }
+        if (!fb__has(c->p, FB_NO_DV)) {
+            fb__key_rows(c, &t->seq, t->kv, c->io->dv, d->dv, kb * FB__BC, nk, rows);
+            c->s->k->unpack_rows(nk, d->head_dim_v, dv_at(c, t, kb, j), c->s->dv_pad, 1, rows, c->s->type,
+                                 add);
+        }
+    }
+}
+
+static void write_dq(const fb__call *c, const fb__block *block, void *dq) {
+    void *rows[FB__BR];
+    fb__block_rows(c, block, c->io->dq, c->p->d.dq, rows);
+    c->s->k->unpack_lanes(block->n, block->n_pad, c->p->d.head_dim, dq, NULL, c->p->d.scale, rows, c->s->type,
+                          fb__has(c->p, FB_ACCUMULATE));
+}
+
+/* Unit `unit` of the wave. Units that share dbias are in different waves: one wave per sequence, per head, or
+ * both. */
+static void find_unit(const fb__call *c, int64_t unit, task *t) {
+    int64_t heads = c->p->d.heads_kv, head_waves = c->s->head_waves ? heads : 1;
+    int64_t heads_per_wave = heads / head_waves;
+    t->kv = c->s->head_waves ? c->wave % head_waves : unit % heads_per_wave;
+    t->seq = fb__problem_seq(c->p, c->io, c->s->batch_waves ? c->wave / head_waves : unit / heads_per_wave);
+}
+
+static void gradient_task(const void *context, int64_t index, int thread) {
+    const fb__call *c = context;
+    int64_t chunks = c->s->chunks, steps = c->s->steps;
+    task t = {.chunk = index % chunks, .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
+    find_unit(c, index / chunks, &t);
+    t.rows = (t.chunk + c->step) % steps;
+    t.blocks = fb__blocks_of(c, &t.seq);
+    t.key_blocks = fb__ceil(t.seq.len_k, FB__BC);
+    for (int64_t b = t.rows; b < t.blocks && c->step == 0; b += steps)
+        memset(dq_at(c, &t, b, c->s->copies > 1 ? t.chunk : 0), 0,
+               (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
+    for (int64_t first = t.chunk; first < t.key_blocks; first += c->s->sub * chunks) {
+        keys_at_hand keys = {.first = first,
+                             .count = fb__min(c->s->sub, fb__ceil(t.key_blocks - first, chunks))};
+        begin_keys(c, &t, &keys);
+        for (int64_t b = t.rows; b < t.blocks; b += steps)
+            block_gradient(c, &t, b, &keys);
+        if (c->step == steps - 1)
+            write_keys(c, &t, &keys);
+    }
+    fb__block block;
+    for (int64_t b = 0; b < t.blocks && chunks == 1 && !fb__has(c->p, FB_NO_DQ); b++) {
+        fb__block_init(c, &t.seq, t.kv, b, &block);
+        write_dq(c, &block, dq_at(c, &t, b, 0));
+    }
+}
+
+static void dq_task(const void *context, int64_t index, int thread) {
+    (void)thread;
+    const fb__call *c = context;
+    fb__block block;
+    fb__block_at(c, index, &block);
+    if (!block.n)
+        return;
+    int64_t size = c->p->d.head_dim * FB__BR;
+    void *dq = fb__t(c, c->base + c->s->at_dq, block.slot * size);
+    c->s->k->sum_parts(c->s->copies, c->p->d.head_dim * block.n_pad, dq,
+                       c->s->slots * c->p->d.heads_kv * size);
+    write_dq(c, &block, dq);
+}
+
+void fb__backward_run(fb__call *c) {
+    fb__backward_delta_run(c);
+    fb__dbias_begin(c);
+    for (c->wave = 0; c->wave < c->s->waves; c->wave++)
+        for (c->step = 0; c->step < c->s->steps; c->step++)
+            fb__team_run(c->threads, c->s->per_wave * c->s->chunks, gradient_task, c);
+    if (c->s->chunks > 1 && !fb__has(c->p, FB_NO_DQ))
+        fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, dq_task, c);
+    fb__dbias_end(c);
+    fb__dsinks_run(c);
+}

@@ -1,0 +1,26 @@
+/* Backward of the fused and vector routes. Floor: cpu. */
+#ifndef FB_CPU_BACKWARD_H
+#define FB_CPU_BACKWARD_H
+
+#include "tile.h"
+
+/* Bytes: scratch per thread, lse and delta, partial dQ, dK and dV, sums for dbias. */
+size_t fb__backward_scratch(const fb__cpu_state *state, const fb__problem *problem);
+size_t fb__backward_delta(const fb__cpu_state *state, const fb__problem *problem);
+size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *problem);
+size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *problem);
+size_t fb__backward_dbias(const fb__cpu_state *state, const fb__problem *problem);
+
+void fb__backward_run(fb__call *call);
+
+/* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), those
+ * around dbias, and dsinks. */
+void fb__backward_delta_run(fb__call *call);
+void *fb__backward_lse(const fb__call *call, const fb__block *block);
+void *fb__backward_delta_of(const fb__call *call, const fb__block *block);
+void fb__dbias_begin(fb__call *call);
+void fb__dbias_add(const fb__call *call, const fb__block *block, const fb__tile *tile, const void *ds);
+void fb__dbias_end(fb__call *call);
+void fb__dsinks_run(fb__call *call);
+
+#endif

@@ -1,0 +1,166 @@
+/* Forward, fused and vector routes. For one block of queries and one chunk of keys:
+ *
+ *     m = -inf, l = 0, O = 0
+ *     for each tile of 64 keys that some query of the block may see:
+ *         S = K Q^T                     (log2 units: Q was packed times scale * log2 e)
+ *         softcap, bias, mask
+ *         m' = max(m, S)   P = exp2(S - m')   alpha = exp2(m - m')   l = alpha l + sum P
+ *         O = alpha O + V^T P
+ *     out = O / l, lse = ln 2 (m + log2 l)
+ *
+ * Everything is transposed: a row of a tile is a key, a lane is a query. Keys are cut into chunks only when
+ * there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second loop joins them in
+ * order. Chunks depend on the shape alone, so the bits do not depend on the threads. Floor: cpu. */
+#include "forward.h"
+#include "team.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct scratch {
+    void *q, *o, *s, *k, *v;
+    void *m, *l, *alpha, *sinks, *lse;
+    fb__mask_scratch mask;
+    size_t bytes;
+} scratch;
+
+/* The thread's arrays, one behind the other; base NULL only counts. */
+static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
+    scratch x = {.bytes = 0};
+    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native;
+    struct {
+        void **to;
+        int64_t count;
+    } arrays[] = {{&x.q, p->d.head_dim * FB__BR},
+                  {&x.o, p->d.head_dim_v * FB__BR},
+                  {&x.s, FB__BC * FB__BR},
+                  {&x.k, pack ? FB__BC * state->d_pad : 0},
+                  {&x.v, pack ? FB__BC * state->dv_pad : 0},
+                  {&x.mask.keep, FB__BC * FB__BR},
+                  {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
+                  {&x.mask.lo, FB__BR},
+                  {&x.mask.hi, FB__BR},
+                  {&x.m, FB__BR},
+                  {&x.l, FB__BR},
+                  {&x.alpha, FB__BR},
+                  {&x.sinks, FB__BR},
+                  {&x.lse, FB__BR}};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        *arrays[i].to = base ? base + x.bytes : NULL;
+        x.bytes += fb__t_bytes(state, arrays[i].count);
+    }
+    return x;
+}
+
+size_t fb__forward_scratch(const fb__cpu_state *state, const fb__problem *p) {
+    return carve(state, p, NULL).bytes;
+}
+
+/* One partial result: m, l and O of a block. */
+static int64_t partial_size(const fb__problem *p) { return (2 + p->d.head_dim_v) * FB__BR; }
+
+size_t fb__forward_partial(const fb__cpu_state *state, const fb__problem *p) {
+    if (state->forward_chunks == 1)
+        return 0;
+    return fb__t_bytes(state, state->slots * p->d.heads_kv * state->forward_chunks * partial_size(p));
+}
+
+/* O, m and l of the block over keys [lo, hi). */
+static void attend(const fb__call *c, const fb__block *block, fb__range keys, const scratch *x) {
+    const fb__kernels *k = c->s->k;
+    const fb_desc *d = &c->p->d;
+    void *rows[FB__BR];
+    int64_t n = block->n_pad;
+    fb__block_rows(c, block, c->io->q, d->q, rows);
+    k->pack_lanes(block->n, n, d->head_dim, (const void *const *)rows, c->s->type,
+                  d->scale * 1.4426950408889634, x->q);
+    for (int64_t r = 0; r < n; r++) {
+        fb__put(c, x->m, r, -INFINITY);
+        fb__put(c, x->l, r, 0);
+    }
+    bool first = true;
+    keys.lo = fb__max(keys.lo, block->keys.lo / FB__BC * FB__BC);
+    keys.hi = fb__min(keys.hi, block->keys.hi);
+    for (int64_t k0 = keys.lo; k0 < keys.hi; k0 += FB__BC) {
+        int64_t nk = fb__min(FB__BC, block->seq.band.len_k - k0);
+        fb__tile tile;
+        if (!fb__tile_init(c, block, k0, nk, &tile))
+            continue;
+        fb__operand key = fb__keys_operand(c, &block->seq, block->kv, c->io->k, d->k, k0, nk, d->head_dim,
+                                           c->s->d_pad, x->k);
+        fb__operand value = fb__keys_operand(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v,
+                                             c->s->dv_pad, x->v);
+        fb__tile_scores_product(c, block, &tile, key, d->head_dim, x->q, x->s);
+        fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
+        if (tile.partial)
+            k->select(nk, n, x->s, x->mask.keep, -INFINITY);
+        if (k->softmax(nk, n, x->s, x->m, x->l, x->alpha) && !first)
+            k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
+        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, x->mask.keep, x->o, !first);
+        first = false;
+    }
+    if (first)
+        memset(x->o, 0, (size_t)(d->head_dim_v * n * k->size));
+}
+
+void fb__forward_write(const fb__call *c, const fb__block *block, const void *m, const void *l, const void *o,
+                       void *sinks, void *factors, void *lse) {
+    const fb_desc *d = &c->p->d;
+    const size_t size = (size_t)c->s->k->size;
+    void *rows[FB__BR];
+    for (int r = 0; r < block->n_pad; r++)
+        fb__put(c, sinks, r,
+                fb__has(c->p, FB_SINKS) && r < block->n ? fb__get(c, fb__at(c->io->sinks), block->head[r])
+                                                        : -INFINITY);
+    c->s->k->finish(block->n_pad, m, l, sinks, factors, lse);
+    fb__block_rows(c, block, c->io->out, d->out, rows);
+    c->s->k->unpack_lanes(block->n, block->n_pad, d->head_dim_v, o, factors, 1, rows, c->s->type, false);
+    char *to = fb__at(c->io->lse);
+    for (int r = 0; to && r < block->n; r++)
+        memcpy(to + (size_t)fb__stat_index(c, block, r) * size, fb__tc(c, lse, r), size);
+}
+
+/* Chunk `part` of a sequence's keys, in whole tiles. */
+static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
+    int64_t per = fb__ceil(fb__ceil(len_k, FB__BC), c->s->forward_chunks) * FB__BC;
+    return (fb__range){fb__min(part * per, len_k), fb__min((part + 1) * per, len_k)};
+}
+
+static void attend_task(const void *context, int64_t index, int thread) {
+    const fb__call *c = context;
+    int64_t chunks = c->s->forward_chunks;
+    fb__block block;
+    fb__block_at(c, index / chunks, &block);
+    if (!block.n)
+        return;
+    scratch x = carve(c->s, c->p, c->base + (size_t)thread * c->slice);
+    if (chunks > 1) {
+        char *partial = c->base + c->s->at_partial;
+        x.m = fb__t(c, partial, (block.slot * chunks + index % chunks) * partial_size(c->p));
+        x.l = fb__t(c, x.m, FB__BR);
+        x.o = fb__t(c, x.l, FB__BR);
+    }
+    attend(c, &block, chunk_keys(c, block.seq.len_k, index % chunks), &x);
+    if (chunks == 1)
+        fb__forward_write(c, &block, x.m, x.l, x.o, x.sinks, x.alpha, x.lse);
+}
+
+static void join_task(const void *context, int64_t index, int thread) {
+    const fb__call *c = context;
+    fb__block block;
+    fb__block_at(c, index, &block);
+    if (!block.n)
+        return;
+    scratch x = carve(c->s, c->p, c->base + (size_t)thread * c->slice);
+    int64_t step = partial_size(c->p);
+    void *m = fb__t(c, c->base + c->s->at_partial, block.slot * c->s->forward_chunks * step);
+    void *l = fb__t(c, m, FB__BR), *o = fb__t(c, l, FB__BR);
+    c->s->k->join(c->s->forward_chunks, block.n_pad, c->p->d.head_dim_v, m, l, step, o, step);
+    fb__forward_write(c, &block, m, l, o, x.sinks, x.alpha, x.lse);
+}
+
+void fb__forward_run(fb__call *c) {
+    int64_t blocks = c->s->slots * c->p->d.heads_kv;
+    fb__team_run(c->threads, blocks * c->s->forward_chunks, attend_task, c);
+    if (c->s->forward_chunks > 1)
+        fb__team_run(c->threads, blocks, join_task, c);
+}

@@ -1,0 +1,96 @@
+/* The vocabulary of the CPU backend: all arithmetic on tiles, as one table of functions per instruction set
+ * and element type. The algorithm (forward.c, backward.c) is written over it and knows no instruction set.
+ *
+ * T is float, or double for FB_F64. A tile has one row per key and one lane per query ("lanes = queries"), so
+ * that softmax needs no sum across lanes. `n` is a number of lanes, always a multiple of `lanes`; every tile
+ * row and every packed row begins at a multiple of 64 bytes when its length allows. Floor: cpu. Next:
+ * kernel.inc, the one text behind all tables. */
+#ifndef FB_CPU_ISA_KERNELS_H
+#define FB_CPU_ISA_KERNELS_H
+
+#include "flashback.h"
+#include <stdbool.h>
+
+/* Element types that packs read and write; the first four are fb_dtype's. */
+enum { FB__U8 = 16 };
+
+typedef struct fb__kernels {
+    const char *isa;
+    int size;   /* sizeof(T) */
+    int lanes;  /* T per vector */
+    int mr, nv; /* register tile of gemm: rows, vectors */
+
+    /* C[m][n] = A[m][k] B[k][n], or += with `add`. A by strides, so that a transposed view costs nothing;
+     * rows of B and C are contiguous. */
+    void (*gemm)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, ptrdiff_t a_col,
+                 const void *b, ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add);
+
+    /* The same product where single cells of a tile do not count and their partners may be NaN or Inf: terms
+     * that are not kept are left out, not multiplied by 0. keep is a tile of lane masks, rows of `keep_row`.
+     * gemm_keep_lanes: B is the tile, term (k, lane) counts by keep[k][lane]. gemm_keep_rows: A is the tile,
+     * term (m, k) counts by keep[m][k]. */
+    void (*gemm_keep_lanes)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, ptrdiff_t a_col,
+                            const void *b, ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add,
+                            const void *keep, ptrdiff_t keep_row);
+    void (*gemm_keep_rows)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, const void *b,
+                           ptrdiff_t b_row, void *c, ptrdiff_t c_row, const void *keep, ptrdiff_t keep_row);
+
+    /* Packs `rows` rows of `cols` elements, each at its own address, times factor. pack_lanes: row r becomes
+     * lane r of to[cols][n], lanes from `rows` on are 0. pack_rows: to[rows][to_row], columns from `cols` on
+     * are 0. */
+    void (*pack_lanes)(int64_t rows, int64_t n, int64_t cols, const void *const *from, int type,
+                       double factor, void *to);
+    void (*pack_rows)(int64_t rows, int64_t cols, const void *const *from, int type, double factor, void *to,
+                      ptrdiff_t to_row);
+
+    /* The way back, rounded once; `add` adds what is there before rounding. unpack_lanes multiplies lane r by
+     * factors[r] (T) as well, unless NULL. */
+    void (*unpack_lanes)(int64_t rows, int64_t n, int64_t cols, const void *from, const void *factors,
+                         double factor, void *const *to, int type, bool add);
+    void (*unpack_rows)(int64_t rows, int64_t cols, const void *from, ptrdiff_t from_row, double factor,
+                        void *const *to, int type, bool add);
+
+    /* S = b tanh(a S). derivative, unless NULL, takes 1 - tanh^2, without cancellation. */
+    void (*softcap)(int64_t rows, int64_t n, void *s, double a, double b, void *derivative);
+    /* S += factor * bias, all tiles. A bias of -inf is left to keep_finite_bias. */
+    void (*add_bias)(int64_t rows, int64_t n, void *s, const void *bias, double factor);
+    void (*multiply)(int64_t rows, int64_t n, void *s, const void *by);
+
+    /* keep[r][lane] = lo[lane] <= r < hi[lane], bounds as T. */
+    void (*keep_range)(int64_t rows, int64_t n, void *keep, const void *lo, const void *hi);
+    /* keep &= mask != 0; keep &= bias != -inf. Both tiles of T. */
+    void (*keep_nonzero)(int64_t rows, int64_t n, void *keep, const void *mask);
+    void (*keep_finite_bias)(int64_t rows, int64_t n, void *keep, const void *bias);
+    /* keep[r_lo..r_hi)[lane] = nothing, for block masks. */
+    void (*keep_clear)(int64_t r_lo, int64_t r_hi, int64_t n, int64_t lane, void *keep);
+    /* s = keep ? s : fill */
+    void (*select)(int64_t rows, int64_t n, void *s, const void *keep, double fill);
+    /* Is every element of rows x cols finite? */
+    bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
+
+    /* Running softmax in log2 units: S becomes exp2(S - m) for the new maximum m; l is the running sum; alpha
+     * receives exp2(m_old - m). Returns whether some alpha is not 1. */
+    bool (*softmax)(int64_t rows, int64_t n, void *s, void *m, void *l, void *alpha);
+    /* c[r][lane] *= factors[lane] */
+    void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
+    /* Ends the softmax: from m, l and the lane's sink (natural units; -inf = none) the factor for O and the
+     * natural LSE. A lane without keys has factor 0. */
+    void (*finish)(int64_t n, const void *m, const void *l, const void *sinks, void *factors, void *lse);
+    /* Joins `parts` partial sums (m, l, O) of the same lanes, in order, into the first. m and l of part c
+     * begin at c * stat_step elements, O at c * o_step. */
+    void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
+                 ptrdiff_t o_step);
+
+    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units. */
+    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, const void *lse, const void *delta);
+    /* to[r] = sum_c a[r][c] b[r][c] */
+    void (*dot_rows)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row, const void *b,
+                     ptrdiff_t b_row, void *to);
+    /* to = sum of `parts` blocks of `count` elements that lie `step` apart, in order, into the first. */
+    void (*sum_parts)(int64_t parts, int64_t count, void *first, ptrdiff_t step);
+    /* to[lane][r * to_col] += s[r][lane] for lanes < rows_n: the way of dS into dbias. */
+    void (*scatter)(int64_t rows, int64_t n, int64_t lanes_n, const void *s, void *const *to,
+                    ptrdiff_t to_col);
+} fb__kernels;
+
+#endif

@@ -1,0 +1,118 @@
+/* See team.h. */
+#include "team.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* ---- Floating-point mode ---- */
+
+#if defined(__x86_64__)
+typedef unsigned mode;
+static mode mode_get(void) { return _mm_getcsr(); }
+static void mode_set(mode m) { _mm_setcsr(m); }
+#define MODE_EXACT 0x1f80u /* all exceptions masked, round to nearest */
+#define MODE_FAST 0x9fc0u  /* and FTZ, DAZ */
+#elif defined(__aarch64__)
+typedef uint64_t mode;
+static mode mode_get(void) {
+    mode m;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(m));
+    return m;
+}
+static void mode_set(mode m) { __asm__ volatile("msr fpcr, %0" : : "r"(m)); }
+#define MODE_EXACT ((mode)0)
+#define MODE_FAST ((mode)1 << 24) /* FZ */
+#else
+typedef int mode;
+static mode mode_get(void) { return 0; }
+static void mode_set(mode m) { (void)m; }
+#define MODE_EXACT 0
+#define MODE_FAST 0
+#endif
+
+/* ---- fork ---- */
+
+/* A child of fork() has none of its parent's OpenMP threads, but libgomp's pool still lists them and would
+ * wait for them for ever. The pool belongs to the thread that made it, so a child runs its teams from a fresh
+ * thread. This flag is written in a child that has one thread only, and never reset. */
+static atomic_bool forked;
+
+static void note_fork(void) { atomic_store_explicit(&forked, true, memory_order_relaxed); }
+
+__attribute__((constructor)) static void watch_fork(void) { pthread_atfork(NULL, NULL, note_fork); }
+
+/* ---- Teams ---- */
+
+typedef struct job {
+    int threads;
+    int64_t count;
+    fb__task task;
+    const void *context;
+    mode fp;
+} job;
+
+int fb__team_max(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static void run_serial(const job *j) {
+    mode saved = mode_get();
+    mode_set(j->fp);
+    for (int64_t i = 0; i < j->count; i++)
+        j->task(j->context, i, 0);
+    mode_set(saved);
+}
+
+static void run_team(const job *j) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(j->threads)
+    {
+        mode saved = mode_get();
+        mode_set(j->fp);
+        int thread = omp_get_thread_num();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < j->count; i++)
+            j->task(j->context, i, thread);
+        mode_set(saved);
+    }
+#else
+    run_serial(j);
+#endif
+}
+
+static void *run_thread(void *j) {
+    run_team(j);
+    return NULL;
+}
+
+static void run(job *j) {
+    pthread_t fresh;
+    if (j->threads > j->count)
+        j->threads = (int)j->count;
+    if (j->threads <= 1)
+        run_serial(j);
+    else if (!atomic_load_explicit(&forked, memory_order_relaxed))
+        run_team(j);
+    else if (pthread_create(&fresh, NULL, run_thread, j) == 0)
+        pthread_join(fresh, NULL);
+    else
+        run_serial(j);
+}
+
+void fb__team_run(int threads, int64_t count, fb__task task, const void *context) {
+    run(&(job){threads, count, task, context, MODE_FAST});
+}
+
+void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context) {
+    run(&(job){threads, count, task, context, MODE_EXACT});
+}

@@ -1,0 +1,22 @@
+/* Threads: one parallel loop, the floating-point mode of those who run it, and what fork() does to them.
+ * Floor: cpu. */
+#ifndef FB_CPU_TEAM_H
+#define FB_CPU_TEAM_H
+
+#include <stdint.h>
+
+/* Task `index` of a loop, run by thread `thread` (0 to threads - 1) of its team. */
+typedef void (*fb__task)(const void *context, int64_t index, int thread);
+
+/* How many threads a team may have now, by OpenMP's settings. 1 without OpenMP. */
+int fb__team_max(void);
+
+/* Runs task(context, 0 ... count - 1), each once, on up to `threads` threads, in no promised order; returns
+ * when all are done. Within, numbers below the normal range are 0 (a denormal exp2 costs 220 cycles on some
+ * processors) and rounding is to nearest, whatever the caller's mode; the caller's mode comes back. */
+void fb__team_run(int threads, int64_t count, fb__task task, const void *context);
+
+/* The same with numbers below the normal range intact: for the reference. */
+void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context);
+
+#endif

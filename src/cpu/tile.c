@@ -1,0 +1,306 @@
+/* See tile.h. */
+#include "tile.h"
+#include <math.h>
+#include <string.h>
+
+size_t fb__t_bytes(const fb__cpu_state *s, int64_t count) {
+    return (size_t)fb__round_up(count * s->k->size, 64);
+}
+
+/* ---- Where blocks lie ---- */
+
+int64_t fb__blocks_of(const fb__call *c, const fb__seq *seq) {
+    int64_t g = c->p->group;
+    return c->s->stacked ? fb__ceil(g * seq->len_q, FB__BR) : g * fb__ceil(seq->len_q, FB__BR);
+}
+
+/* Blocks of packed sequences start at floor(cu/64) + b, which rises by at least ceil(length/64) from one
+ * sequence to the next: no sum over sequences is needed, and at most one slot a sequence stays unused. */
+static int64_t packed_slot(const int32_t *cu, int64_t b) { return cu[b] / FB__BR + b; }
+
+int64_t fb__slot_of(const fb__call *c, int64_t b) {
+    if (fb__has(c->p, FB_PACKED) && !c->s->stacked)
+        return packed_slot(fb__at(c->io->cu_q), b) * c->p->group;
+    return b * c->s->blocks;
+}
+
+int64_t fb__key_slot_of(const fb__call *c, int64_t b) {
+    if (fb__has(c->p, FB_PACKED))
+        return packed_slot(fb__at(c->io->cu_k), b);
+    return b * c->s->key_blocks;
+}
+
+void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
+    int64_t kv = index / c->s->slots, slot = index % c->s->slots, lo = 0, hi = c->p->d.batch;
+    while (hi - lo > 1) { /* the last sequence that starts at or before the slot */
+        int64_t middle = lo + (hi - lo) / 2;
+        if (fb__slot_of(c, middle) <= slot)
+            lo = middle;
+        else
+            hi = middle;
+    }
+    fb__seq seq = fb__problem_seq(c->p, c->io, lo);
+    /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short
+     * one. */
+    int64_t blocks = fb__blocks_of(c, &seq), t = slot - fb__slot_of(c, lo);
+    fb__block_init(c, &seq, kv, t < blocks ? blocks - 1 - t : t, block);
+}
+
+/* ---- Blocks ---- */
+
+static void block_ranges(fb__block *block) {
+    block->keys = (fb__range){INT64_MAX, 0};
+    block->inner = (fb__range){0, INT64_MAX};
+    for (int r = 0; r < block->n; r++) {
+        fb__range keys = fb__band_keys(block->seq.band, block->query[r]);
+        block->lo[r] = keys.lo;
+        block->hi[r] = keys.hi;
+        if (keys.lo < keys.hi) {
+            block->keys.lo = fb__min(block->keys.lo, keys.lo);
+            block->keys.hi = fb__max(block->keys.hi, keys.hi);
+        }
+        block->inner.lo = fb__max(block->inner.lo, keys.lo);
+        block->inner.hi = fb__min(block->inner.hi, keys.hi);
+    }
+    if (block->keys.lo >= block->keys.hi)
+        block->keys = (fb__range){0, 0};
+    for (int r = block->n; r < block->n_pad; r++)
+        block->lo[r] = block->hi[r] = 0;
+}
+
+void fb__block_init(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t t, fb__block *block) {
+    int64_t g = c->p->group, first = 0, rows = 0;
+    block->seq = *seq;
+    block->kv = kv;
+    block->slot = kv * c->s->slots + fb__slot_of(c, seq->b) + t;
+    block->n = 0;
+    if (c->s->stacked) {
+        first = t * FB__BR, rows = g * seq->len_q;
+        for (; block->n < FB__BR && first < rows; block->n++, first++) {
+            block->head[block->n] = kv * g + first / seq->len_q;
+            block->query[block->n] = first % seq->len_q;
+        }
+    } else {
+        first = t / g * FB__BR, rows = seq->len_q;
+        for (; block->n < FB__BR && first < rows; block->n++, first++) {
+            block->head[block->n] = kv * g + t % g;
+            block->query[block->n] = first;
+        }
+    }
+    block->n_pad = (int)fb__round_up(block->n, c->s->k->lanes);
+    block_ranges(block);
+}
+
+void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, void *rows[FB__BR]) {
+    size_t bytes = fb__dtype_bytes(c->p->d.dtype);
+    char *base = fb__at(ref);
+    for (int r = 0; r < block->n; r++)
+        rows[r] =
+            base +
+            (size_t)fb__index(s, &block->seq, block->seq.row_q, block->head[r], block->query[r]) * bytes;
+}
+
+void fb__key_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
+                  int64_t nk, void *rows[FB__BC]) {
+    size_t bytes = fb__dtype_bytes(c->p->d.dtype);
+    char *base = fb__at(ref);
+    for (int64_t r = 0; r < nk; r++)
+        rows[r] = base + (size_t)fb__index(s, seq, seq->row_k, kv, k0 + r) * bytes;
+}
+
+int64_t fb__stat_index(const fb__call *c, const fb__block *block, int r) {
+    return fb__index(fb__lse_strides(c->p), &block->seq, block->seq.row_q, block->head[r], block->query[r]);
+}
+
+/* ---- Block masks ---- */
+
+typedef struct block_mask {
+    const uint8_t *at;
+    int64_t batch, head, row; /* strides */
+    int64_t q, k;             /* cells per block */
+} block_mask;
+
+static block_mask block_mask_of(const fb__call *c) {
+    const fb_desc *d = &c->p->d;
+    int64_t cols = fb__ceil(d->len_k, d->block_k), rows = fb__ceil(d->len_q, d->block_q);
+    block_mask m = {fb__at(c->io->block_mask), 0, 0, cols, d->block_q, d->block_k};
+    if (d->block_heads > 1)
+        m.head = rows * cols;
+    if (d->block_batch > 1)
+        m.batch = d->block_heads * rows * cols;
+    return m;
+}
+
+static const uint8_t *block_mask_row(const block_mask *m, const fb__block *block, int r) {
+    return m->at + block->seq.b * m->batch + block->head[r] * m->head + block->query[r] / m->q * m->row;
+}
+
+/* How many mask blocks under the tile are set: 0 none, 1 some, 2 all. */
+static int block_mask_covers(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk) {
+    block_mask m = block_mask_of(c);
+    const uint8_t *seen = NULL;
+    bool some = false, all = true;
+    for (int r = 0; r < block->n; r++) {
+        const uint8_t *row = block_mask_row(&m, block, r);
+        if (row == seen)
+            continue;
+        seen = row;
+        for (int64_t j = k0 / m.k; j <= (k0 + nk - 1) / m.k; j++) {
+            some |= row[j] != 0;
+            all &= row[j] != 0;
+        }
+    }
+    return some ? all ? 2 : 1 : 0;
+}
+
+static void block_mask_keep(const fb__call *c, const fb__block *block, const fb__tile *tile, void *keep) {
+    block_mask m = block_mask_of(c);
+    for (int r = 0; r < block->n; r++) {
+        const uint8_t *row = block_mask_row(&m, block, r);
+        for (int64_t j = tile->k0 / m.k; j <= (tile->k0 + tile->nk - 1) / m.k; j++) {
+            int64_t lo = fb__max(j * m.k - tile->k0, 0), hi = fb__min((j + 1) * m.k - tile->k0, tile->nk);
+            if (!row[j])
+                c->s->k->keep_clear(lo, hi, block->n_pad, r, keep);
+        }
+    }
+}
+
+/* ---- Tiles ---- */
+
+bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__tile *tile) {
+    *tile = (fb__tile){.k0 = k0, .nk = nk};
+    if (block->keys.hi <= k0 || block->keys.lo >= k0 + nk)
+        return false;
+    int covered = 2;
+    if (fb__has(c->p, FB_BLOCK_MASK))
+        covered = block_mask_covers(c, block, k0, nk);
+    if (!covered)
+        return false;
+    tile->partial =
+        covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
+    for (int p = 0; p < FB__BR / FB__PANEL; p++) {
+        fb__range live = {tile->partial ? nk : 0, tile->partial ? 0 : nk};
+        for (int r = p * FB__PANEL; tile->partial && r < fb__min(block->n, (p + 1) * FB__PANEL); r++) {
+            live.lo = fb__min(live.lo, block->lo[r] - k0);
+            live.hi = fb__max(live.hi, block->hi[r] - k0);
+        }
+        tile->panel[p].lo = fb__max(live.lo, 0);
+        tile->panel[p].hi = fb__min(live.hi, nk);
+        if (tile->panel[p].lo >= tile->panel[p].hi)
+            tile->panel[p] = (fb__range){0, 0};
+    }
+    return true;
+}
+
+/* Addresses of the block's rows in bias or mask, at key k0. */
+static void option_rows(const fb__block *block, const char *base, fb_strides s, int64_t cols, int64_t k0,
+                        size_t bytes, const void *rows[FB__BR]) {
+    for (int r = 0; r < block->n; r++)
+        rows[r] = base + (size_t)(block->seq.b * s.batch + block->head[r] * s.head + block->query[r] * s.row +
+                                  (cols > 1 ? k0 : 0)) *
+                             bytes;
+}
+
+/* The tile's cells of bias or mask, lanes = queries; a single column repeats. */
+static void option_tile(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                        const void *const rows[FB__BR], int64_t cols, int type, void *to) {
+    c->s->k->pack_lanes(block->n, block->n_pad, cols > 1 ? tile->nk : 1, rows, type, 1, to);
+    for (int64_t r = 1; cols == 1 && r < tile->nk; r++)
+        memcpy(fb__t(c, to, r * block->n_pad), to, (size_t)(block->n_pad * c->s->k->size));
+}
+
+static void keep_band(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                      const fb__mask_scratch *m) {
+    for (int r = 0; r < block->n_pad; r++) {
+        fb__put(c, m->lo, r, (double)fb__min(fb__max(block->lo[r] - tile->k0, 0), tile->nk));
+        fb__put(c, m->hi, r, (double)fb__min(fb__max(block->hi[r] - tile->k0, 0), tile->nk));
+    }
+    c->s->k->keep_range(tile->nk, block->n_pad, m->keep, m->lo, m->hi);
+}
+
+void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                     const fb__mask_scratch *m, void *scores, bool gradient) {
+    const fb__kernels *k = c->s->k;
+    const fb_desc *d = &c->p->d;
+    const void *rows[FB__BR];
+    const double log2e = 1.4426950408889634;
+    if (d->softcap > 0)
+        k->softcap(tile->nk, block->n_pad, scores, 1 / (d->softcap * log2e), d->softcap * log2e,
+                   gradient ? m->derivative : NULL);
+    if (tile->partial)
+        keep_band(c, block, tile, m);
+    if (fb__has(c->p, FB_MASK)) {
+        option_rows(block, fb__at(c->io->mask), d->mask, d->mask_shape.cols, tile->k0, 1, rows);
+        option_tile(c, block, tile, rows, d->mask_shape.cols, FB__U8, m->bias);
+        k->keep_nonzero(tile->nk, block->n_pad, m->keep, m->bias);
+    }
+    if (fb__has(c->p, FB_BIAS)) {
+        option_rows(block, fb__at(c->io->bias), d->bias, d->bias_shape.cols, tile->k0,
+                    fb__dtype_bytes(d->dtype), rows);
+        option_tile(c, block, tile, rows, d->bias_shape.cols, c->s->type, m->bias);
+        k->add_bias(tile->nk, block->n_pad, scores, m->bias, log2e);
+        k->keep_finite_bias(tile->nk, block->n_pad, m->keep, m->bias);
+    }
+    if (tile->partial && fb__has(c->p, FB_BLOCK_MASK))
+        block_mask_keep(c, block, tile, m->keep);
+}
+
+/* ---- Operands and products ---- */
+
+fb__operand fb__keys_in_place(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
+                              int64_t k0) {
+    return (fb__operand){fb__tc(c, fb__at(ref), fb__index(s, seq, seq->row_k, kv, k0)), s.row};
+}
+
+fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
+                             int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad, void *pack) {
+    if (c->s->native)
+        return fb__keys_in_place(c, seq, kv, ref, s, k0);
+    void *rows[FB__BC];
+    for (int64_t r = 0; r < nk; r += FB__BC) {
+        int64_t some = fb__min(FB__BC, nk - r);
+        fb__key_rows(c, seq, kv, ref, s, k0 + r, some, rows);
+        c->s->k->pack_rows(some, cols, (const void *const *)rows, c->s->type, 1, fb__t(c, pack, r * cols_pad),
+                           cols_pad);
+    }
+    return (fb__operand){pack, cols_pad};
+}
+
+void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
+                             int64_t cols, const void *b, void *to) {
+    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
+    for (int64_t lane = 0; lane < n; lane += step) {
+        fb__range live = tile->panel[lane / FB__PANEL];
+        c->s->k->gemm(live.hi - live.lo, fb__min(step, n - lane), cols, fb__tc(c, a.at, live.lo * a.row),
+                      a.row, 1, fb__tc(c, b, lane), n, fb__t(c, to, live.lo * n + lane), n, false);
+    }
+}
+
+void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
+                            int64_t cols, const void *cells, const void *keep, void *to, bool add) {
+    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
+    if (tile->partial && !c->s->k->finite(tile->nk, cols, a.at, a.row)) {
+        c->s->k->gemm_keep_lanes(cols, n, tile->nk, a.at, 1, a.row, cells, n, to, n, add, keep, n);
+        return;
+    }
+    for (int64_t lane = 0; lane < n; lane += step) {
+        fb__range live = tile->panel[lane / FB__PANEL];
+        c->s->k->gemm(cols, fb__min(step, n - lane), live.hi - live.lo, fb__tc(c, a.at, live.lo * a.row), 1,
+                      a.row, fb__tc(c, cells, live.lo * n + lane), n, fb__t(c, to, lane), n, add);
+    }
+}
+
+void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
+                           const void *keep, const void *b, int64_t cols_pad, void *to) {
+    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
+    if (tile->partial && !c->s->k->finite(block->n, cols_pad, b, cols_pad)) {
+        c->s->k->gemm_keep_rows(tile->nk, cols_pad, block->n, cells, n, b, cols_pad, to, cols_pad, keep, n);
+        return;
+    }
+    for (int64_t lane = 0; lane < block->n; lane += step) {
+        fb__range live = tile->panel[lane / FB__PANEL];
+        c->s->k->gemm(live.hi - live.lo, cols_pad, fb__min(step, block->n - lane),
+                      fb__tc(c, cells, live.lo * n + lane), n, 1, fb__tc(c, b, lane * cols_pad), cols_pad,
+                      fb__t(c, to, live.lo * cols_pad), cols_pad, true);
+    }
+}
