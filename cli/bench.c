@@ -5,6 +5,7 @@
 #include "cli.h"
 #include "harness/peak.h"
 #include "job.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,6 @@ const cli_option cli_bench_options[] = {
 };
 
 enum { LEAST_RUNS = 3, MOST_SHAPES = 256 };
-static const double peak_seconds = 0.2;
 
 typedef struct settings {
     option_flags flags;
@@ -40,8 +40,7 @@ typedef struct settings {
     bench_format format;
 } settings;
 
-/* ---- Command line
- * ------------------------------------------------------------------------------------------- */
+/* ---- Command line ----------------------------------------------------------------------------------- */
 
 static void read_passes(settings *s, const char *value) {
     s->pass[FBH_FORWARD] = !strcmp(value, "fwd") || !strcmp(value, "fwd,bwd");
@@ -153,17 +152,22 @@ static bench_list make_list(const settings *s, fbh_layout *layout) {
     return twice;
 }
 
-/* ---- Measuring
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Measuring -------------------------------------------------------------------------------------- */
 
 static void progress(size_t done, size_t count) {
     enum { WIDTH = 32 };
     if (!isatty(STDERR_FILENO))
         return;
     int filled = (int)(WIDTH * done / count);
-    fprintf(stderr, "\r[%.*s%*s] %zu/%zu%s", filled, "################################", WIDTH - filled, "",
-            done, count, done == count ? "\r\033[K" : "");
+    fprintf(stderr, "\r[%.*s%*s] %zu/%zu", filled, "################################", WIDTH - filled, "",
+            done, count);
     fflush(stderr);
+}
+
+/* Rows may go to the same terminal. */
+static void progress_clear(void) {
+    if (isatty(STDERR_FILENO))
+        fputs("\r\033[K", stderr);
 }
 
 static void fill_normal(fbh_problem *p, uint64_t seed) {
@@ -174,6 +178,16 @@ static void fill_normal(fbh_problem *p, uint64_t seed) {
         for (size_t n = 0; n < count; n++)
             fbh_store(t->type, t->buffer->data + n * size, fbh_normal(seed + ids[i], n));
     }
+}
+
+/* "avx512" of "kernels: cpu avx512, ...". */
+static word_text isa_of(const job *j) {
+    word_text kernels = job_explained(j, "kernels");
+    const char *device = fb_device_name(j->problem.desc.device);
+    const size_t length = strlen(device);
+    if (!strncmp(kernels.text, device, length) && kernels.text[length] == ' ')
+        memmove(kernels.text, kernels.text + length + 1, strlen(kernels.text + length + 1) + 1);
+    return kernels;
 }
 
 /* Fills two rows, forward and backward, of which those asked for are timed. */
@@ -207,7 +221,7 @@ static void measure(const settings *s, const bench_place *place, const fb_desc *
     for (int pass = 0; pass < 2; pass++) {
         bench_row *r = &two[pass];
         r->route = job_explained(&j, "route");
-        r->isa = job_explained(&j, "kernels");
+        r->isa = isa_of(&j);
         r->extra = job_output_bytes(&j) + fb_plan_workspace(j.plan);
         if (!s->pass[pass])
             continue;
@@ -218,12 +232,13 @@ static void measure(const settings *s, const bench_place *place, const fb_desc *
     job_close(&j);
 }
 
-static bench_place find_place(const fb_desc *desc) {
+/* The peak is measured for as long as a row, and not much longer than it takes to be steady. */
+static bench_place find_place(const fb_desc *desc, double seconds) {
     bench_place p = {machine_cpu(), machine_compiler(), machine_date(), machine_threads(), 0};
     if (desc->threads)
         p.threads = desc->threads;
     p.peak_gflops =
-        fbh_peak_flops(desc->dtype == FB_F64 ? FBH_PEAK_F64 : FBH_PEAK_F32, p.threads, peak_seconds);
+        fbh_peak_flops(desc->dtype == FB_F64 ? FBH_PEAK_F64 : FBH_PEAK_F32, p.threads, fmin(seconds, 0.2));
     return p;
 }
 
@@ -232,7 +247,7 @@ int cmd_bench(int argc, char **argv) {
     fbh_layout layout;
     read_options(&s, argc, argv);
     bench_list list = make_list(&s, &layout);
-    const bench_place place = find_place(&list.at[0]);
+    const bench_place place = find_place(&list.at[0], s.min_time);
     const bool original = s.original && s.format == BENCH_MD;
     bench_row *rows = calloc(2 * list.count, sizeof *rows);
     size_t count = 0;
@@ -244,6 +259,7 @@ int cmd_bench(int argc, char **argv) {
         bench_row two[2];
         progress(i, list.count);
         measure(&s, &place, &list.at[i], layout, i + 1, two);
+        progress_clear();
         for (int pass = 0; pass < 2; pass++)
             if (s.pass[pass]) {
                 rows[count++] = two[pass];
@@ -253,7 +269,6 @@ int cmd_bench(int argc, char **argv) {
         if (original && i % 2 == 1)
             bench_print_original(&rows[count - 4]);
     }
-    progress(list.count, list.count);
 
     if (s.plot)
         bench_plot(s.plot, &place, rows, count);

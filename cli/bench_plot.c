@@ -50,7 +50,7 @@ static void write_script(FILE *to, const char *temporary, const char *path, cons
             place->threads, fb_version());
     fputs("set xlabel \"key length L [keys]\"\nset ylabel \"speed [GFLOP/s]\"\nset logscale x 2\nset yrange "
           "[0:*]\n"
-          "set grid\nset key outside noenhanced\nplot ",
+          "set grid\nset key below noenhanced\nplot ",
           to);
     const char *comma = "";
     for (size_t i = 0; i < count; i++)

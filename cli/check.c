@@ -255,6 +255,7 @@ int cmd_check(int argc, char **argv) {
     find_isas(use);
     if (s.isa)
         setenv("FLASHBACK_ISA", s.isa, 1);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a crash takes no line with it */
     watch_faults();
     for (size_t n = 0; n < count; n++)
         if (s.list)

@@ -43,7 +43,7 @@ static void print_table(const cli_option *row) {
             snprintf(letter, sizeof letter, "-%c, ", row->id);
         snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->value ? " " : "",
                  row->value ? row->value : "");
-        printf("  %-26s  %s\n", left, row->help);
+        printf(*row->help ? "  %-26s  %s\n" : "  %s%s\n", left, row->help);
     }
 }
 

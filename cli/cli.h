@@ -29,9 +29,6 @@ typedef struct cli_verb {
     const cli_option *problem;         /* second table, see options.h; may be NULL */
 } cli_verb;
 
-/* The verbs, closed by a NULL name. */
-extern const cli_verb cli_verbs[];
-
 int cmd_run(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);

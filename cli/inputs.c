@@ -7,8 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[FBH_OUT] = {"q",    "k",          "v",    "dout", "bias",   "mask",  "sinks",
-                                           "dlse", "block_mask", "cu_q", "cu_k", "lens_q", "lens_k"};
+static const char *const names[FBH_COUNT] = {
+#define X(id, field) #field,
+    FBH_TENSORS(X)
+#undef X
+};
 
 fbh_id inputs_id(const char *name) {
     int id = 0;
@@ -29,12 +32,11 @@ __attribute__((format(printf, 2, 3), noreturn)) static void refuse(const inputs 
 
 static bool given(const inputs *in, fbh_id id) { return in->t[id].data != NULL; }
 
-/* ---- Opening
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Opening ---------------------------------------------------------------------------------------- */
 
 void inputs_begin(inputs *in) {
     memset(in, 0, sizeof *in);
-    in->name = "the .npy files";
+    in->name = ".npy files";
     options_init(&in->options);
 }
 
@@ -94,8 +96,7 @@ void inputs_close(inputs *in) {
         file_unmap(&in->maps[i]);
 }
 
-/* ---- Types and shapes
- * --------------------------------------------------------------------------------------- */
+/* ---- Types and shapes ------------------------------------------------------------------------------- */
 
 /* tensor_type and fb_dtype agree on the four that attention computes in. */
 static bool is_float(tensor_type type) { return type <= TENSOR_F64; }
@@ -182,8 +183,7 @@ static void set_dimensions(inputs *in) {
     desc->head_dim_v = v.cols;
 }
 
-/* ---- Integers: cuts and lengths
- * ----------------------------------------------------------------------------- */
+/* ---- Integers: cuts and lengths --------------------------------------------------------------------- */
 
 static int64_t integer_at(const tensor *t, int64_t i) {
     int32_t small;
@@ -241,8 +241,7 @@ static void set_packed(inputs *in) {
                (long long)desc->batch + 1);
 }
 
-/* ---- Options
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Options ---------------------------------------------------------------------------------------- */
 
 static fb_shape shape_of_scores(const inputs *in, fbh_id id) {
     const fb_desc *desc = &in->options.desc;
@@ -259,13 +258,37 @@ static fb_shape shape_of_scores(const inputs *in, fbh_id id) {
     return (fb_shape){s[0], s[1], s[2], s[3]};
 }
 
+static void expect_shape(const inputs *in, fbh_id id, const tensor *want) {
+    const tensor *t = &in->t[id];
+    if (t->dims != want->dims || memcmp(t->shape, want->shape, (size_t)t->dims * sizeof *t->shape))
+        refuse(in, "%s has the shape %s; expected %s", names[id], tensor_shape(t).text,
+               tensor_shape(want).text);
+}
+
+/* One logit a head; dlse as the lse that is written. */
+static void check_statistics(const inputs *in) {
+    const fb_desc *desc = &in->options.desc;
+    const tensor sinks = {.dims = 1, .shape = {desc->heads_q}};
+    if (given(in, FBH_SINKS))
+        expect_shape(in, FBH_SINKS, &sinks);
+    tensor dlse = {.dims = in->t[FBH_Q].dims - 1};
+    const int64_t all[3] = {desc->batch, desc->heads_q, is_packed(in) ? desc->total_q : desc->len_q};
+    memcpy(dlse.shape, all + 3 - dlse.dims, (size_t)dlse.dims * sizeof *all);
+    if (given(in, FBH_DLSE))
+        expect_shape(in, FBH_DLSE, &dlse);
+}
+
 static void set_block_mask(inputs *in) {
     fb_desc *desc = &in->options.desc;
     const tensor *t = &in->t[FBH_BLOCK_MASK];
-    if (!in->options.block_q || !in->options.block_k)
+    const int64_t q = in->options.block_q, k = in->options.block_k;
+    if (!q || !k)
         refuse(in, "block_mask needs block_q and block_k, in __metadata__ or by --block");
-    if (t->dims != 4)
-        refuse(in, "block_mask has the shape %s; expected 4 dimensions", tensor_shape(t).text);
+    const tensor want = {.dims = 4,
+                         .shape = {t->shape[0] == 1 ? 1 : desc->batch, t->shape[1] == 1 ? 1 : desc->heads_q,
+                                   desc->len_q / q + (desc->len_q % q != 0),
+                                   desc->len_k / k + (desc->len_k % k != 0)}};
+    expect_shape(in, FBH_BLOCK_MASK, &want);
     desc->flags |= FB_BLOCK_MASK;
     desc->block_q = in->options.block_q;
     desc->block_k = in->options.block_k;
@@ -287,6 +310,7 @@ static void set_options(inputs *in) {
         set_block_mask(in);
     else if (in->options.block_q || in->options.block_k)
         refuse(in, "block_q and block_k are given, but no block_mask");
+    check_statistics(in);
     if (given(in, FBH_SINKS))
         desc->flags |= FB_SINKS | (in->forward_only ? 0 : FB_DSINKS);
     if (given(in, FBH_DLSE) && !given(in, FBH_DOUT))
@@ -303,8 +327,7 @@ static void set_options(inputs *in) {
         desc->flags |= FB_FORWARD_ONLY;
 }
 
-/* ---- The problem
- * -------------------------------------------------------------------------------------------- */
+/* ---- The problem ------------------------------------------------------------------------------------ */
 
 static double number_at(const tensor *t, int64_t i) {
     const char *at = (const char *)t->data + (uint64_t)i * tensor_type_bytes(t->type);
@@ -336,13 +359,6 @@ static void cuts_in(const inputs *in, fbh_id id, int32_t *cu) {
         cu[i] = (int32_t)integer_at(&in->t[id], i);
 }
 
-/* bias, mask and dbias are [B,Hq,Lq,Lk] in a file of either layout. */
-static void lay_flat(fbh_tensor *t, fb_strides *described) {
-    t->stride =
-        (fb_strides){.row = t->cols, .head = t->rows * t->cols, .batch = t->heads * t->rows * t->cols};
-    *described = (fb_strides){0, 0, 0};
-}
-
 void inputs_make_job(inputs *in, job *j) {
     for (int id = FBH_Q; id <= FBH_V; id++)
         if (!given(in, (fbh_id)id))
@@ -361,9 +377,6 @@ void inputs_make_job(inputs *in, job *j) {
     c.lens_k = given(in, FBH_LENS_K);
     *j = (job){.backward = !in->forward_only};
     fbh_problem_create(&j->problem, &c, FB_CPU, 0, FBH_GUARD_NONE, false);
-    lay_flat(&j->problem.t[FBH_BIAS], &j->problem.desc.bias);
-    lay_flat(&j->problem.t[FBH_DBIAS], &j->problem.desc.dbias);
-    lay_flat(&j->problem.t[FBH_MASK], &j->problem.desc.mask);
     j->problem.desc.route = in->options.desc.route;
     j->problem.desc.threads = in->options.desc.threads;
     if (is_packed(in)) {

@@ -1,7 +1,8 @@
 /* See machine.h. Floor: cli. */
 #include "machine.h"
-#include <sched.h>
+#include "flashback.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -64,6 +65,8 @@ word_text machine_date(void) {
 }
 
 int machine_threads(void) {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    static char text[16384];
+    fb_info(text, sizeof text);
+    const int threads = atoi(word_after(text, "cpu threads").text);
+    return threads > 0 ? threads : 1;
 }

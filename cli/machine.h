@@ -16,6 +16,6 @@ word_text word_after(const char *text, const char *key);
 word_text machine_cpu(void);      /* the processor's model name */
 word_text machine_compiler(void); /* "gcc 12.2.0" */
 word_text machine_date(void);     /* "2026-11-30", UTC */
-int machine_threads(void);        /* processors that this process may use */
+int machine_threads(void);        /* most that the library uses, by fb_info */
 
 #endif

@@ -1,4 +1,4 @@
-/* flashback on the command line. The verbs are the rows of cli_verbs; each is one file.
+/* flashback on the command line. The verbs are the rows of `verbs`; each is one file.
  * Floor: cli. Next: run.c. */
 #include "cli.h"
 #include "flashback.h"
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const cli_verb cli_verbs[] = {
+static const cli_verb verbs[] = {
     {"run", "FILE...", "compute attention and its gradients from tensors in files", cmd_run, cli_run_options,
      cli_problem_options},
     {"check", "", "run the built-in cases and compare with the reference", cmd_check, NULL, NULL},
@@ -21,7 +21,7 @@ static void print_help(FILE *to) {
     fputs("Usage: flashback VERB [OPTION]... [FILE]...\n"
           "Exact attention for training, forward and backward, in O(L) memory.\n\nVerbs:\n",
           to);
-    for (const cli_verb *v = cli_verbs; v->name; v++)
+    for (const cli_verb *v = verbs; v->name; v++)
         fprintf(to, "  %-8s  %s\n", v->name, v->summary);
     fputs("\nflashback VERB --help says more; so does the manual page flashback(1).\n"
           "Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 bad input file, 4 refused by the library,\n"
@@ -36,7 +36,7 @@ static int print_version(void) {
 
 /* The verb of that name; the closing row if there is none. */
 static const cli_verb *find_verb(const char *name) {
-    const cli_verb *v = cli_verbs;
+    const cli_verb *v = verbs;
     while (v->name && strcmp(v->name, name))
         v++;
     return v;

@@ -97,8 +97,7 @@ static void read_options(settings *s, int argc, char **argv) {
         outputs_check_path(s->output);
 }
 
-/* ---- Reports
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Reports ---------------------------------------------------------------------------------------- */
 
 static json_t *shape_json(const fb_desc *d) {
     return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "batch", (json_int_t)d->batch, "heads_q",
@@ -154,7 +153,7 @@ static void memory_words(const job *j, fb_route route, char *text, size_t size) 
 }
 
 static void print_table_head(void) {
-    printf("%-24s %-28s %-9s %10s %10s  %9s %9s %9s %9s  %-12s  %s\n", "name", "B x Hq/Hkv x Lq x Lk x D/Dv",
+    printf("%-32s %-28s %-9s %10s %10s  %9s %9s %9s %9s  %-12s  %s\n", "name", "B x Hq/Hkv x Lq x Lk x D/Dv",
            "route", "fwd ms", "bwd ms", "err out", "err dq", "err dk", "err dv", "fused extra",
            "unfused extra");
 }
@@ -166,7 +165,9 @@ static void print_row(const job *j, const outcome *o) {
     memory_words(j, FB_UNFUSED, unfused, sizeof unfused);
     if (j->backward)
         snprintf(backward, sizeof backward, "%.3f", o->ms[1].median);
-    printf("%-24s %-28s %-9s %10.3f %10s ", o->name, shape, o->route.text, o->ms[0].median, backward);
+    const char *folder_end = strrchr(o->name, '/');
+    printf("%-32s %-28s %-9s %10.3f %10s ", folder_end ? folder_end + 1 : o->name, shape, o->route.text,
+           o->ms[0].median, backward);
     static const fbh_id columns[] = {FBH_OUT, FBH_DQ, FBH_DK, FBH_DV};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         if (j->problem.t[columns[i]].buffer)
@@ -189,8 +190,7 @@ static void print_words(const settings *s, const job *j, const outcome *o) {
             printf("  max error of %-6s %.3e\n", j->problem.t[id].name, o->errors.worst[id]);
 }
 
-/* ---- One file
- * ----------------------------------------------------------------------------------------------- */
+/* ---- One file --------------------------------------------------------------------------------------- */
 
 static void open_inputs(inputs *in, const settings *s, const char *path) {
     if (path)

@@ -6,13 +6,13 @@ install(TARGETS flashback_shared flashback_static EXPORT flashback)
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 if(TARGET flashback)
     install(TARGETS flashback)
-    install(FILES man/flashback.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 OPTIONAL)
+    install(FILES man/flashback.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
 
-# A library by name becomes -lname, one by path stays a path.
+# A library by name becomes -lname; a path or an option stays as it is.
 set(pc_libs_private "")
 foreach(library IN LISTS library_needs)
-    if(NOT IS_ABSOLUTE ${library})
+    if(NOT library MATCHES "^[/-]")
         string(PREPEND library "-l")
     endif()
     string(APPEND pc_libs_private " ${library}")

@@ -35,25 +35,23 @@ static void measure(const trio *t, int64_t b, int64_t h, double *low_error, doub
         }
 }
 
-/* R12: 2 * low's error for out, 3 * for gradients, and a floor where low may be right by luck.
- *   f32      1e-5, the contract's.
- *   f16 bf16 one unit in the last place of the largest value: the final rounding costs half of one, and low
- * may be on the right side of it everywhere. f64      1e-10 of the largest value, or of the factors that dS
- * meets on its way: logits reach 1e4, where a double's last place is 2e-12, and P inherits that. What passed
- * through f32 is off by 1e-8 or more. lse      is f32 in every dtype but f64, and sums in f32 whatever the
- * inputs are, so low's error in 16 bits is no yardstick: 1e-5, and 2e-6 (17 units of f32) of the largest
- * value for sums of up to 576 products.
- */
+/* R12: 2 * low's error for out, 3 * for gradients, and a floor, because low may be right by luck. */
 static double allowed(const trio *t, double low_error, double largest) {
     const fb_dtype type = t->p->desc.dtype;
-    const double factor = t->id == FBH_OUT ? 2 : 3;
+    const double factor = t->id == FBH_OUT ? 2 : 3, contract = 1e-5;
+    /* 1e-10 of the largest value, or of the factors that dS meets on its way: logits reach 1e4, where a
+     * double's last place is 2e-12, and P inherits that. What passed through f32 is off by 1e-8 or more. */
     if (type == FB_F64)
         return factor * low_error + 1e-10 * max(t->factors, largest);
+    /* lse is f32 and sums in f32 whatever the inputs are, so low's error in 16 bits is no yardstick; 2e-6 is
+     * 17 units of f32 for sums of up to 576 products. */
     if (t->id == FBH_LSE)
-        return 1e-5 + 2e-6 * largest;
+        return contract + 2e-6 * largest;
     if (type == FB_F32 || t->got->type == FB_F32)
-        return factor * low_error + 1e-5;
-    return max(factor * low_error, fbh_ulp((int)type, largest));
+        return factor * low_error + contract;
+    /* One unit in the last place of the largest value: the final rounding costs half of one, and low may be
+     * on the right side of it everywhere. Nothing can be better than it would be in f32. */
+    return max(factor * low_error, max(contract, fbh_ulp((int)type, largest)));
 }
 
 /* Infinity if NaN stands on exactly one side, or infinities differ. */
@@ -88,14 +86,14 @@ static void place_text(const trio *t, int64_t b, int64_t h, int64_t i, int64_t d
 static bool exact_value(const trio *t, int64_t b, int64_t h, int64_t i, int64_t d, double *x) {
     const fb_desc *desc = &t->p->desc;
     const bool of_keys = t->id == FBH_DK || t->id == FBH_DV;
-    if (t->id == FBH_DBIAS || t->id == FBH_DSINKS)
+    if (t->id == FBH_DBIAS || t->id == FBH_DSINKS || (t->id == FBH_LSE && desc->flags & FB_SINKS))
         return false;
     if (of_keys ? t->p->live_keys[(b * desc->heads_kv + h) * desc->len_k + i]
                 : t->p->live_rows[(b * desc->heads_q + h) * desc->len_q + i])
         return false;
     *x = 0;
     if (t->id == FBH_LSE)
-        *x = desc->flags & FB_SINKS ? fbh_get(&t->p->t[FBH_SINKS], 0, h, 0, 0) : -(double)INFINITY;
+        *x = -(double)INFINITY;
     else if (t->id != FBH_OUT && desc->flags & FB_ACCUMULATE)
         *x = fbh_before(t->id, fbh_index(t->got, b, h, i, d));
     return true;

@@ -239,6 +239,10 @@ int64_t fbh_cells(const fbh_problem *p, int64_t b, int64_t h, int64_t i, bool *c
  * its outputs. Type FB_F64 makes it an oracle that owes nothing to the library. */
 void fbh_low(fbh_problem *p, fb_dtype type);
 
+/* The same operations in the order of a fast kernel: scale and the change to base 2 go into q, sums over head
+ * dims run from the last to the first. */
+void fbh_low_reordered(fbh_problem *p, fb_dtype type);
+
 /* The formula in double, but the backward starts from out and lse as the interface keeps them for `kept`:
  * what no backward behind this interface can know better. */
 void fbh_kept(fbh_problem *p, fb_dtype kept);

@@ -13,25 +13,27 @@ typedef struct row {
     fb_dtype type; /* S, P, O, dP and dS are rounded to it */
     fb_dtype kept; /* what O is rounded to between the passes, and LSE accordingly */
     bool again;    /* the backward makes P again, from LSE */
+    bool reorder;  /* sums over d run backwards, and q is scaled, to base 2, instead of S */
     bool single;   /* sums and functions are in float; otherwise in double */
     double scale, sink, m, l;
     bool *counts;
     int64_t keys;
+    double *q;              /* [D] */
     double *S, *capped, *P; /* capped: S before the bias */
 } row;
 
-/* The sum of products in the type of sums, one rounding per operation. */
-static double dot(const row *w, const double *x, const double *y, int64_t n) {
-    if (!w->single) {
-        double sum = 0;
-        for (int64_t d = 0; d < n; d++)
+/* x.y in float or double, one rounding per operation, from the first product to the last or backwards. */
+static double dot(bool single, bool backwards, const double *x, const double *y, int64_t n) {
+    double sum = 0;
+    float in_float = 0;
+    for (int64_t e = 0; e < n; e++) {
+        const int64_t d = backwards ? n - 1 - e : e;
+        if (single)
+            in_float += (float)x[d] * (float)y[d];
+        else
             sum += x[d] * y[d];
-        return sum;
     }
-    float sum = 0;
-    for (int64_t d = 0; d < n; d++)
-        sum += (float)x[d] * (float)y[d];
-    return (double)sum;
+    return single ? (double)in_float : sum;
 }
 
 /* y += a * x */
@@ -60,12 +62,16 @@ static double *at(const fbh_problem *p, fbh_id id, int64_t b, int64_t h, int64_t
  */
 static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i) {
     const fb_desc *d = w->desc;
-    const double *q = at(p, FBH_Q, b, h, i);
+    const double ln2 = 0.69314718055994531;
+    const double before = w->reorder ? w->scale / ln2 : 1, after = w->reorder ? ln2 : w->scale;
+    for (int64_t e = 0; e < d->head_dim; e++)
+        w->q[e] = before * at(p, FBH_Q, b, h, i)[e]; /* dot rounds it */
     w->m = w->sink;
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
             continue;
-        double S = rounded(w, w->scale * dot(w, q, at(p, FBH_K, b, h_kv, j), d->head_dim));
+        double S =
+            rounded(w, after * dot(w->single, w->reorder, w->q, at(p, FBH_K, b, h_kv, j), d->head_dim));
         if (d->softcap > 0)
             S = rounded(w, d->softcap * tangent(w, S / d->softcap));
         w->capped[j] = S;
@@ -110,18 +116,19 @@ static void forward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int6
 }
 
 /* dP = dO V^T    dS = P * (dP - delta + dLSE)    dV += P dO    dK += scale dS q    dQ += scale dS k
- * The tensors themselves, of doubles, hold the sums. An empty row has delta = 0, whatever its dO holds. */
+ * The tensors themselves, of doubles, hold the sums. An empty row has delta = 0, whatever its dO holds.
+ * delta is summed the other way round than dP: with one key they are equal, and would cancel by luck. */
 static void backward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i,
                          bool empty) {
     const fb_desc *d = w->desc;
     const int64_t D = d->head_dim, Dv = d->head_dim_v;
     const double *dO = at(p, FBH_DOUT, b, h, i), *q = at(p, FBH_Q, b, h, i);
     const double dLSE = d->flags & FB_DLSE ? *at(p, FBH_DLSE, b, h, i) : 0;
-    const double delta = empty ? 0 : dot(w, dO, at(p, FBH_OUT, b, h, i), Dv);
+    const double delta = empty ? 0 : dot(w->kept != FB_F64, !w->reorder, dO, at(p, FBH_OUT, b, h, i), Dv);
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
             continue;
-        const double dP = rounded(w, dot(w, dO, at(p, FBH_V, b, h_kv, j), Dv));
+        const double dP = rounded(w, dot(w->single, w->reorder, dO, at(p, FBH_V, b, h_kv, j), Dv));
         double dS = rounded(w, w->P[j] * sum_of(w, sum_of(w, dP, -delta), dLSE));
         if (p->t[FBH_DBIAS].buffer) {
             double *dbias = fbh_at(&p->t[FBH_DBIAS], b, h, i, j);
@@ -178,12 +185,15 @@ static void finish(const row *w, const fbh_problem *p, fbh_id id) {
                 }
 }
 
-static void compute(fbh_problem *p, fb_dtype type, fb_dtype kept, bool again) {
+/* w: how to compute; the rest of it follows. */
+static void compute(fbh_problem *p, row w) {
     const size_t keys = (size_t)p->desc.len_k;
-    row w = {.desc = &p->desc, .type = type, .kept = kept, .again = again, .single = type != FB_F64};
+    w.desc = &p->desc;
+    w.single = w.type != FB_F64;
     w.scale = isnan(p->desc.scale) ? 1 / sqrt((double)p->desc.head_dim) : p->desc.scale;
     w.counts = fbh_make(keys, sizeof *w.counts);
     w.S = fbh_make(3 * keys, sizeof *w.S);
+    w.q = fbh_make((size_t)p->desc.head_dim, sizeof *w.q);
     w.capped = w.S + keys;
     w.P = w.S + 2 * keys;
     for (int id = FBH_OUT; id < FBH_WORKSPACE; id++)
@@ -193,10 +203,17 @@ static void compute(fbh_problem *p, fb_dtype type, fb_dtype kept, bool again) {
     for (int id = FBH_DQ; id < FBH_WORKSPACE; id++)
         if (p->t[id].buffer)
             finish(&w, p, (fbh_id)id);
+    free(w.q);
     free(w.S);
     free(w.counts);
 }
 
-void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, type, type, false); }
+void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, (row){.type = type, .kept = type}); }
 
-void fbh_kept(fbh_problem *p, fb_dtype kept) { compute(p, FB_F64, kept, true); }
+void fbh_low_reordered(fbh_problem *p, fb_dtype type) {
+    compute(p, (row){.type = type, .kept = type, .reorder = true});
+}
+
+void fbh_kept(fbh_problem *p, fb_dtype kept) {
+    compute(p, (row){.type = FB_F64, .kept = kept, .again = true});
+}

@@ -23,8 +23,9 @@
     X(FB_TOP_LEFT)                                                                                           \
     X(FB_PACKED)                                                                                             \
     X(FB_LENGTHS)                                                                                            \
-    X(FB_BIAS) X(FB_DBIAS) X(FB_MASK) X(FB_BLOCK_MASK) X(FB_SINKS) X(FB_DSINKS) X(FB_DLSE) X(FB_ACCUMULATE)  \
-        X(FB_NO_DQ) X(FB_NO_DK) X(FB_NO_DV)
+    X(FB_BIAS)                                                                                               \
+    X(FB_DBIAS) X(FB_MASK) X(FB_BLOCK_MASK) X(FB_SINKS) X(FB_DSINKS) X(FB_DLSE) X(FB_ACCUMULATE) X(FB_NO_DQ) \
+        X(FB_NO_DK) X(FB_NO_DV)
 
 size_t fb__dtype_bytes(fb_dtype dtype) {
     switch (dtype) {
@@ -392,8 +393,6 @@ fb_status fb__problem_init(fb__problem *p, const fb_desc *given) {
     if (!d->tasks)
         d->tasks = 32;
     p->group = d->heads_kv ? d->heads_q / d->heads_kv : 1;
-    if (p->group == 0)
-        p->group = 1;
     return FB_OK;
 }
 

@@ -16,7 +16,7 @@ typedef enum fb__pass { FB__FORWARD, FB__BACKWARD } fb__pass;
  * is in force. */
 typedef struct fb__problem {
     fb_desc d;
-    int64_t group;       /* query heads per key/value head; 1 when there are no heads */
+    int64_t group;       /* query heads per key/value head; may be 0, and is 1 without key/value heads */
     char route_from[24]; /* "field", "environment" or "default": who asked for d.route */
 } fb__problem;
 

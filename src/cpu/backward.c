@@ -118,10 +118,9 @@ static int64_t keys_in(const task *t, int64_t kb) { return fb__min(FB__BC, t->se
 
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile,
                           const keys_at_hand *keys, int64_t j, void *dq) {
-    const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
     const scratch *x = &t->x;
-    int64_t n = block->n_pad, nk = tile->nk, kb = key_block(c, keys, j);
+    int64_t kb = key_block(c, keys, j);
     fb__operand key = {fb__tc(c, x->k, j * FB__BC * c->s->d_pad), c->s->d_pad};
     fb__operand value = {fb__tc(c, x->v, j * FB__BC * c->s->dv_pad), c->s->dv_pad};
     if (c->s->native) {
@@ -131,15 +130,7 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
     fb__tile_scores_product(c, block, tile, key, d->head_dim, x->q_lanes, x->s);
     fb__tile_scores_product(c, block, tile, value, d->head_dim_v, x->do_lanes, x->dp);
     fb__tile_scores(c, block, tile, &x->mask, x->s, true);
-    k->gradient(nk, n, x->s, x->dp, fb__backward_lse(c, block), fb__backward_delta_of(c, block));
-    if (tile->partial) {
-        k->select(nk, n, x->s, x->mask.keep, 0);
-        k->select(nk, n, x->dp, x->mask.keep, 0);
-    }
-    if (fb__has(c->p, FB_DBIAS))
-        fb__dbias_add(c, block, tile, x->dp);
-    if (d->softcap > 0)
-        k->multiply(nk, n, x->dp, x->mask.derivative);
+    fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp);
     if (!fb__has(c->p, FB_NO_DV))
         fb__tile_rows_product(c, block, tile, x->s, x->mask.keep, x->do_rows, c->s->dv_pad,
                               dv_at(c, t, kb, j));

@@ -18,8 +18,9 @@ void fb__backward_run(fb__call *call);
 void fb__backward_delta_run(fb__call *call);
 void *fb__backward_lse(const fb__call *call, const fb__block *block);
 void *fb__backward_delta_of(const fb__call *call, const fb__block *block);
+void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
+                       const fb__mask_scratch *m, void *s, void *dp);
 void fb__dbias_begin(fb__call *call);
-void fb__dbias_add(const fb__call *call, const fb__block *block, const fb__tile *tile, const void *ds);
 void fb__dbias_end(fb__call *call);
 void fb__dsinks_run(fb__call *call);
 

@@ -19,6 +19,17 @@ void *fb__backward_delta_of(const fb__call *c, const fb__block *block) {
     return fb__t(c, fb__backward_lse(c, block), FB__BR);
 }
 
+/* A row with a sink and no key: its out is 0 whatever q, k and v are, so its dout, which may be NaN, has no
+ * say. */
+static bool sink_only(const fb__call *c, const fb__block *block, int r, double lse, const void *out) {
+    if (!fb__has(c->p, FB_SINKS) || lse != fb__get(c, fb__at(c->io->sinks), block->head[r]))
+        return false;
+    for (int64_t e = 0; e < c->p->d.head_dim_v; e++)
+        if (fb__get(c, out, r * c->s->dv_pad + e) != 0)
+            return false;
+    return true;
+}
+
 /* lse in log2 units, +inf for rows that take no part, so that exp2(S - lse) = 0; delta = rowsum(dO * O) -
  * dlse. */
 static void delta_task(const void *context, int64_t index, int thread) {
@@ -44,9 +55,9 @@ static void delta_task(const void *context, int64_t index, int thread) {
             r < block.n ? fb__get(c, fb__at(c->io->lse), fb__stat_index(c, &block, r)) : -INFINITY;
         bool empty = natural == -INFINITY;
         fb__put(c, lse, r, empty ? INFINITY : natural * 1.4426950408889634);
-        if (empty)
+        if (empty || sink_only(c, &block, r, natural, out))
             fb__put(c, delta, r, 0);
-        else if (fb__has(c->p, FB_DLSE))
+        if (!empty && fb__has(c->p, FB_DLSE))
             fb__put(c, delta, r,
                     fb__get(c, delta, r) - fb__get(c, fb__at(c->io->dlse), fb__stat_index(c, &block, r)));
     }
@@ -107,7 +118,7 @@ void fb__dbias_end(fb__call *c) {
         fb__team_run(c->threads, dbias_rows(c->p), dbias_write, c);
 }
 
-void fb__dbias_add(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *ds) {
+static void dbias_add(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *ds) {
     fb_shape n = c->p->d.bias_shape;
     void *rows[FB__BR];
     bool repeat = n.cols == 1;
@@ -119,6 +130,26 @@ void fb__dbias_add(const fb__call *c, const fb__block *block, const fb__tile *ti
         rows[r] = fb__t(c, base, repeat ? 0 : tile->k0);
     }
     c->s->k->scatter(tile->nk, block->n_pad, block->n, ds, rows, repeat ? 0 : 1);
+}
+
+/* ---- S and dP of a tile become P and dS ---- */
+
+void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                       const fb__mask_scratch *m, void *s, void *dp) {
+    const fb__kernels *k = c->s->k;
+    int64_t nk = tile->nk, n = block->n_pad;
+    k->gradient(nk, n, s, dp, fb__backward_lse(c, block), fb__backward_delta_of(c, block));
+    if (tile->partial) {
+        k->select(nk, n, s, m->keep, 0);
+        k->select(nk, n, dp, m->keep, 0);
+    }
+    if (fb__has(c->p, FB_DBIAS))
+        dbias_add(c, block, tile, dp);
+    if (c->p->d.softcap > 0) {
+        k->multiply(nk, n, dp, m->derivative);
+        if (tile->partial) /* 0 * NaN, where a score that does not count is NaN */
+            k->select(nk, n, dp, m->keep, 0);
+    }
 }
 
 /* ---- dsinks: one head per task, in double, in the order of the rows ---- */

@@ -7,7 +7,7 @@
  * empty list.
  * Floor: cpu. Next: cpu.c, which runs the units in parallel. */
 #include "ref.h"
-#include "../base/half.h"
+#include "element.h"
 #include <math.h>
 
 /* Rows of dbias that are summed at once; K and V are read once for all of them. */
@@ -38,48 +38,16 @@ typedef struct work {
 
 /* ---- Memory -------------------------------------------------------------------------------------------- */
 
-static double load(fb_dtype type, const void *from, int64_t at) {
-    switch (type) {
-    case FB_F32:
-        return (double)((const float *)from)[at];
-    case FB_F16:
-        return (double)fb__f32_from_f16(((const uint16_t *)from)[at]);
-    case FB_BF16:
-        return (double)fb__f32_from_bf16(((const uint16_t *)from)[at]);
-    case FB_F64:
-        break;
-    }
-    return ((const double *)from)[at];
-}
-
-/* The one place where a result is rounded. */
-static void store(fb_dtype type, void *to, int64_t at, double x) {
-    switch (type) {
-    case FB_F32:
-        ((float *)to)[at] = (float)x;
-        break;
-    case FB_F16:
-        ((uint16_t *)to)[at] = fb__f16_from_f64(x);
-        break;
-    case FB_BF16:
-        ((uint16_t *)to)[at] = fb__bf16_from_f64(x);
-        break;
-    case FB_F64:
-        ((double *)to)[at] = x;
-        break;
-    }
-}
-
 static void load_row(double *x, int64_t n, fb_dtype type, fb_ref from, int64_t at) {
     const void *data = fb__at(from);
     for (int64_t d = 0; d < n; d++)
-        x[d] = load(type, data, at + d);
+        x[d] = fb__load(type, data, at + d);
 }
 
 static void store_row(const double *x, int64_t n, fb_dtype type, fb_ref to, int64_t at) {
     void *data = fb__at(to);
     for (int64_t d = 0; d < n; d++)
-        store(type, data, at + d, x[d]);
+        fb__store(type, data, at + d, x[d]);
 }
 
 /* Writes a gradient, or adds it to the one that is there. Absent gradients are not wanted. */
@@ -87,7 +55,7 @@ static void store_gradient(const work *w, const double *x, int64_t n, fb_dtype t
     void *data = fb__at(to);
     bool add = fb__has(w->p, FB_ACCUMULATE);
     for (int64_t d = 0; data && d < n; d++)
-        store(type, data, at + d, add ? load(type, data, at + d) + x[d] : x[d]);
+        fb__store(type, data, at + d, add ? fb__load(type, data, at + d) + x[d] : x[d]);
 }
 
 static void zero(double *x, int64_t n) {
@@ -145,7 +113,7 @@ static void find_cells(work *w, int64_t h, int64_t i) {
             continue;
         if (blocks && !blocks[j / d->block_k])
             continue;
-        double b = bias ? load(d->dtype, bias, bias_at + (d->bias_shape.cols == 1 ? 0 : j)) : 0;
+        double b = bias ? fb__load(d->dtype, bias, bias_at + (d->bias_shape.cols == 1 ? 0 : j)) : 0;
         if (b == -HUGE_VAL)
             continue;
         w->key[w->n] = j;
@@ -223,7 +191,7 @@ static int64_t lse_at(const work *w, int64_t h, int64_t i) {
 
 /* A head without a sink has one of -inf: exp(sink) is 0. */
 static double load_sink(const work *w, int64_t h) {
-    return fb__has(w->p, FB_SINKS) ? load(w->stat, fb__at(w->io->sinks), h) : -HUGE_VAL;
+    return fb__has(w->p, FB_SINKS) ? fb__load(w->stat, fb__at(w->io->sinks), h) : -HUGE_VAL;
 }
 
 static void load_keys(work *w, int64_t b, int64_t h_kv) {
@@ -251,10 +219,10 @@ static void load_query(work *w, int64_t h, int64_t i) {
 static bool load_cotangents(work *w, int64_t h, int64_t i) {
     const fb_desc *d = w->d;
     w->sink = load_sink(w, h);
-    w->LSE = load(w->stat, fb__at(w->io->lse), lse_at(w, h, i));
+    w->LSE = fb__load(w->stat, fb__at(w->io->lse), lse_at(w, h, i));
     if (w->LSE == -HUGE_VAL)
         return false;
-    w->dLSE = fb__has(w->p, FB_DLSE) ? load(w->stat, fb__at(w->io->dlse), lse_at(w, h, i)) : 0;
+    w->dLSE = fb__has(w->p, FB_DLSE) ? fb__load(w->stat, fb__at(w->io->dlse), lse_at(w, h, i)) : 0;
     w->delta = 0;
     if (w->n == 0 && w->LSE == w->sink)
         return true;
@@ -285,7 +253,7 @@ static void forward_unit(work *w, int64_t b, int64_t h_kv) {
             store_row(w->O, d->head_dim_v, d->dtype, w->io->out,
                       fb__index(d->out, &w->seq, w->seq.row_q, h, i));
             if (fb__at(w->io->lse))
-                store(w->stat, fb__at(w->io->lse), lse_at(w, h, i), w->LSE);
+                fb__store(w->stat, fb__at(w->io->lse), lse_at(w, h, i), w->LSE);
         }
 }
 

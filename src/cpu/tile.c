@@ -145,7 +145,7 @@ static int block_mask_covers(const fb__call *c, const fb__block *block, int64_t 
         if (row == seen)
             continue;
         seen = row;
-        for (int64_t j = k0 / m.k; j <= (k0 + nk - 1) / m.k; j++) {
+        for (int64_t j = k0 / m.k; j * m.k < k0 + nk; j++) {
             some |= row[j] != 0;
             all &= row[j] != 0;
         }
@@ -157,7 +157,7 @@ static void block_mask_keep(const fb__call *c, const fb__block *block, const fb_
     block_mask m = block_mask_of(c);
     for (int r = 0; r < block->n; r++) {
         const uint8_t *row = block_mask_row(&m, block, r);
-        for (int64_t j = tile->k0 / m.k; j <= (tile->k0 + tile->nk - 1) / m.k; j++) {
+        for (int64_t j = tile->k0 / m.k; j * m.k < tile->k0 + tile->nk; j++) {
             int64_t lo = fb__max(j * m.k - tile->k0, 0), hi = fb__min((j + 1) * m.k - tile->k0, tile->nk);
             if (!row[j])
                 c->s->k->keep_clear(lo, hi, block->n_pad, r, keep);
@@ -204,7 +204,7 @@ static void option_rows(const fb__block *block, const char *base, fb_strides s, 
 /* The tile's cells of bias or mask, lanes = queries; a single column repeats. */
 static void option_tile(const fb__call *c, const fb__block *block, const fb__tile *tile,
                         const void *const rows[FB__BR], int64_t cols, int type, void *to) {
-    c->s->k->pack_lanes(block->n, block->n_pad, cols > 1 ? tile->nk : 1, rows, type, 1, to);
+    c->s->k->pack_lanes(block->n, block->n_pad, cols == 1 ? 1 : tile->nk, rows, type, 1, to);
     for (int64_t r = 1; cols == 1 && r < tile->nk; r++)
         memcpy(fb__t(c, to, r * block->n_pad), to, (size_t)(block->n_pad * c->s->k->size));
 }

@@ -133,25 +133,16 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     fb__tile tile = whole(c, &block);
     fb__operand key = operand(c, &block, false, &x), value = operand(c, &block, true, &x);
     void *s = scores_at(c, &block, 0), *dp = scores_at(c, &block, 1);
-    int64_t nk = tile.nk, n = block.n_pad;
     scores(c, &block, &tile, key, s, &x, true);
     fb__block_rows(c, &block, c->io->dout, d->dout, rows);
-    k->pack_lanes(block.n, n, d->head_dim_v, (const void *const *)rows, c->s->type, 1, x.o);
+    k->pack_lanes(block.n, block.n_pad, d->head_dim_v, (const void *const *)rows, c->s->type, 1, x.o);
     fb__tile_scores_product(c, &block, &tile, value, d->head_dim_v, x.o, dp);
-    k->gradient(nk, n, s, dp, fb__backward_lse(c, &block), fb__backward_delta_of(c, &block));
-    if (tile.partial) {
-        k->select(nk, n, s, x.mask.keep, 0);
-        k->select(nk, n, dp, x.mask.keep, 0);
-    }
-    if (fb__has(c->p, FB_DBIAS))
-        fb__dbias_add(c, &block, &tile, dp);
-    if (d->softcap > 0)
-        k->multiply(nk, n, dp, x.mask.derivative);
+    fb__tile_gradient(c, &block, &tile, &x.mask, s, dp);
     if (fb__has(c->p, FB_NO_DQ))
         return;
     fb__tile_lanes_product(c, &block, &tile, key, d->head_dim, dp, x.mask.keep, x.q, false);
     fb__block_rows(c, &block, c->io->dq, d->dq, rows);
-    k->unpack_lanes(block.n, n, d->head_dim, x.q, NULL, d->scale, rows, c->s->type,
+    k->unpack_lanes(block.n, block.n_pad, d->head_dim, x.q, NULL, d->scale, rows, c->s->type,
                     fb__has(c->p, FB_ACCUMULATE));
 }
 

@@ -1,4 +1,4 @@
-# What the tests of the program share; read with `.`. FLASHBACK is the program; a test runs in a folder of its own.
+# What the tests of the program share; read with `.`. FLASHBACK is the program; a test runs in its own folder.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 case $FLASHBACK in /*) ;; *) FLASHBACK=$PWD/$FLASHBACK ;; esac

@@ -1,4 +1,4 @@
-"""compare.py FOLDER: every out_NAME.safetensors against NAME.safetensors, by the formula in Python's own floats."""
+"""compare.py FOLDER: every out_NAME.safetensors against NAME.safetensors, by the formula in plain Python."""
 import json
 import math
 import struct
@@ -70,7 +70,8 @@ class Problem:
         if "mask" in self.t:
             ok = ok and self.t["mask"].at(b, h, i, j)
         if "block_mask" in self.t:
-            ok = ok and self.t["block_mask"].at(b, h, i // int(self.m["block_q"]), j // int(self.m["block_k"]))
+            row, column = i // int(self.m["block_q"]), j // int(self.m["block_k"])
+            ok = ok and self.t["block_mask"].at(b, h, row, column)
         return ok
 
 
@@ -85,7 +86,8 @@ def attend(p, b, h, hk, lq, lk, D, Dv, got):
         for j in keys:
             x = scale * sum(q[d] * p.get("k", b, hk, j, d) for d in range(D))
             slope.append(1 - math.tanh(x / cap) ** 2 if cap else 1)
-            s.append((cap * math.tanh(x / cap) if cap else x) + (t["bias"].at(b, h, i, j) if "bias" in t else 0))
+            x = cap * math.tanh(x / cap) if cap else x
+            s.append(x + (t["bias"].at(b, h, i, j) if "bias" in t else 0))
         total = sum(map(math.exp, s)) + (math.exp(t["sinks"].at(h)) if "sinks" in t else 0)
         lse = math.log(total) if total else -math.inf
         P = [math.exp(x - lse) for x in s]
@@ -151,7 +153,8 @@ def check(folder, name):
                             want = shared.get((key, b, hk, j, d), 0)
                             near(f"{key}{[b, hk, j, d]}", want, result(out, p, key, b, hk, j, d))
                             compared += 1
-    for key, shaped_as in (("out", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v"), ("dbias", "bias"), ("dsinks", "sinks")):
+    pairs = {"out": "q", "dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsinks": "sinks"}
+    for key, shaped_as in pairs.items():
         if key in out and (out[key].shape[:-1] != tensors[shaped_as].shape[:-1] or
                            (key != "out" and out[key].shape != tensors[shaped_as].shape)):
             sys.exit(f"{name}: {key} has the shape {out[key].shape}")

@@ -1,4 +1,5 @@
 """Writes the files that the tests of the program read: make.py FOLDER. Standard library only."""
+import itertools
 import json
 import random
 import struct
@@ -62,11 +63,13 @@ def good():
     save("forward.safetensors", qkv(dout=False))
     save("flat.safetensors", qkv(q=(5, 8), k=(7, 8)))
     save("three.safetensors", qkv(q=(2, 5, 8), k=(1, 7, 8), v=(1, 7, 16)))
-    save("window.safetensors", qkv(), {"window_left": "2", "window_right": "0", "softcap": "3", "format": "pt"})
+    window = {"window_left": "2", "window_right": "0", "softcap": "3", "format": "pt", "about.it": "a test"}
+    save("window.safetensors", qkv(), window)
+    save("right.safetensors", qkv(), {"window_right": "3", "scale": "0.5"})
     save("blhd.safetensors", qkv(q=(2, 5, 4, 8), k=(2, 7, 2, 8)), {"layout": "blhd"})
     everything = qkv(q=(2, 4, 5, 8), k=(2, 2, 7, 8))
-    everything["bias"] = ("F32", (4, 1, 7), normal((4, 1, 7), 5))
-    everything["mask"] = ("BOOL", (5, 7), [i % 7 <= i // 7 + 2 for i in range(35)])
+    everything["bias"] = ("F32", (4, 5, 7), normal((4, 5, 7), 5))
+    everything["mask"] = ("BOOL", (2, 4, 5, 7), [i % 11 != i // 35 for i in range(280)])
     everything["sinks"] = ("F32", (4,), [0.5, -0.5, 1, 0])
     everything["dlse"] = ("F32", (2, 4, 5), normal((2, 4, 5), 6))
     everything["lens_q"] = ("I64", (2,), [5, 3])
@@ -77,7 +80,8 @@ def good():
     for name in ("q", "k", "v", "dout"):
         dtype, (batch, heads, rows, cols), values = swapped[name]
         at = lambda b, h, i, d: values[((b * heads + h) * rows + i) * cols + d]
-        turned = [at(b, h, i, d) for b in range(batch) for i in range(rows) for h in range(heads) for d in range(cols)]
+        order = itertools.product(range(batch), range(rows), range(heads), range(cols))
+        turned = [at(b, h, i, d) for b, i, h, d in order]
         swapped[name] = (dtype, (batch, rows, heads, cols), turned)
     save("swapped.safetensors", swapped, {"layout": "blhd"})
     packed = qkv(q=(9, 4, 8), k=(10, 2, 8))
@@ -114,16 +118,23 @@ def bad():
     refuse("mask", "mask must hold booleans", {**qkv(), "mask": ("F32", (5, 7), [0] * 35)})
     refuse("maskshape", "mask has the shape [5,6]", {**qkv(), "mask": ("U8", (5, 6), [0] * 30)})
     refuse("sinks", "sinks has the shape [3]", {**qkv(), "sinks": ("F32", (3,), [0] * 3)})
+    refuse("sinkrank", "sinks has the shape [1,2]; expected [2]", {**qkv(), "sinks": ("F32", (1, 2), [0, 0])})
+    refuse("dlseshape", "dlse has the shape [1,5,2]; expected [1,2,5]",
+           {**qkv(), "dlse": ("F32", (1, 5, 2), [0] * 10)})
+    refuse("blockshape", "block_mask has the shape [1,1,2,1]; expected [1,1,1,1]",
+           {**qkv(), "block_mask": ("U8", (1, 1, 2, 1), [1, 1])}, {"block_q": "16", "block_k": "16"})
     refuse("dlse", "no dout", {**qkv(dout=False), "dlse": ("F32", (1, 2, 5), [0] * 10)})
     refuse("lens", "lens_k[0] is 8", {**qkv(), "lens_k": ("I32", (1,), [8])})
     refuse("blocks", "needs block_q and block_k", {**qkv(), "block_mask": ("U8", (1, 1, 1, 1), [1])})
     refuse("noblocks", "no block_mask", qkv(), {"block_q": "16", "block_k": "16"})
     cuts = qkv(q=(9, 4, 8), k=(10, 2, 8))
     refuse("cu", "cu_k is missing", {**cuts, "cu_q": ("I32", (2,), [0, 9])})
-    refuse("cut", "cu_q[2] is 3", {**cuts, "cu_q": ("I32", (3,), [0, 4, 3]), "cu_k": ("I32", (3,), [0, 4, 5])})
+    refuse("cut", "cu_q[2] is 3",
+           {**cuts, "cu_q": ("I32", (3,), [0, 4, 3]), "cu_k": ("I32", (3,), [0, 4, 5])})
     refuse("total", "cu_k[1] is 11", {**cuts, "cu_q": ("I32", (2,), [0, 9]), "cu_k": ("I32", (2,), [0, 11])})
     whole = (FOLDER / "f32.safetensors").read_bytes()
-    for size, text in ((0, "header length"), (7, "header length"), (40, "header length"), (len(whole) - 1, "dout")):
+    for size in (0, 7, 40, len(whole) - 1):
+        text = "dout" if size > 40 else "header length"
         (FOLDER / f"bad_cut{size}.safetensors").write_bytes(whole[:size])
         words[f"bad_cut{size}.safetensors"] = text
     (FOLDER / "bad_npy.npy").write_bytes((FOLDER / "q.npy").read_bytes()[:-1])

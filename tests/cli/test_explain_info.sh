@@ -15,7 +15,9 @@ expect 4 explain --shape 1,1,1,5,7,16 --with dbias
 has err "FB_BIAS"
 expect 4 explain --shape 1,1,1,5,7,16 --with bias,dbias,forward-only
 has err "FB_FORWARD_ONLY"
-FLASHBACK_ROUTE=sideways expect 4 explain --shape 1,1,1,5,7,16
+export FLASHBACK_ROUTE=sideways
+expect 4 explain --shape 1,1,1,5,7,16
+unset FLASHBACK_ROUTE
 has err "FLASHBACK_ROUTE"
 "$FLASHBACK" explain --shape 1,1,1,5,7,16 >/dev/full 2>err
 [ $? = 5 ] || fail "a full disk is exit code 5"

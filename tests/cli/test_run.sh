@@ -1,5 +1,5 @@
-# Tensors from files, through the library, to files: values against Python's own arithmetic, in every dtype, rank,
-# layout and with every option; all agree with the definition in float64.
+# Tensors from files, through the library, to files: values against Python's own arithmetic, in every dtype,
+# rank, layout and with every option; all agree with the definition in float64.
 . "$(dirname "$0")/common.sh"
 python3 "$here/make.py" . || exit 1
 
@@ -20,6 +20,10 @@ expect 0 run f32.safetensors --forward-only
 grep -q backward out && fail "--forward-only ran a backward"
 expect 0 run f32.safetensors --window none,none --scale 1 -o dense.safetensors
 cmp -s dense.safetensors out_f32.safetensors && fail "--window none,none changes nothing"
+for option in "--causal" "--window none,0"; do
+    expect 0 run right.safetensors $option -o right_causal.safetensors
+    cmp right_causal.safetensors out_f32.safetensors >out 2>err || fail "$option loses to window_right"
+done
 expect 4 run blocks.safetensors --route vector
 has err "vector"
 
@@ -41,4 +45,6 @@ expect 5 run bf16.safetensors -o arrays/
 has err "npy has no bf16"
 expect 5 run f32.safetensors -o missing/folder/x.safetensors
 has err "cannot be written"
+mkdir -p taken/out.npy
+expect 5 run f32.safetensors -o taken
 [ -z "$(find . -name '*.safetensors.*' -o -name '*.npy.*')" ] || fail "temporary files are left"

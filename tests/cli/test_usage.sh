@@ -36,8 +36,8 @@ expect 2 run a.safetensors --repeat 0
 has err "--repeat is '0'"
 expect 2 run a.safetensors --block 16,17
 has err "multiples of 16"
-for option in "--dtype f8" "--window 3" "--window 3,-1" "--scale nan" "--scale 1e999" "--softcap -1" "--route fast" \
-    "--threads 0" "--layout hbld" "--position-offset x"; do
+for option in "--dtype f8" "--window 3" "--window 3,-1" "--scale nan" "--scale 1e999" "--softcap -1" \
+    "--route fast" "--threads 0" "--layout hbld" "--position-offset x"; do
     expect 2 explain --shape 1,1,1,1,1,8 $option
     has err "${option%% *} is '${option#* }'"
 done

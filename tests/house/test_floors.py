@@ -24,9 +24,9 @@ FLOORS = {
 }
 BACKENDS = {"src/cpu"}
 
-LIBC = set("""assert ctype errno fenv float inttypes limits math setjmp signal stdarg stdbool stddef stdint stdio stdlib
-    string time fcntl pthread regex sched strings unistd sys/mman sys/resource sys/stat sys/time sys/types sys/utsname
-    sys/wait""".split())
+LIBC = set("""assert ctype errno fenv float inttypes limits math setjmp signal stdarg stdatomic stdbool stddef stdint
+    stdio stdlib string time fcntl getopt pthread regex sched strings unistd sys/mman sys/resource sys/stat sys/time
+    sys/types sys/utsname sys/wait""".split())
 CPU = {"omp", "immintrin", "cpuid"}
 SYSTEM = {  # headers of the system, for folders that may use others than libc's
     "src/shared": set(),

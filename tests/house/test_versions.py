@@ -1,4 +1,4 @@
-"""One version: the header's; the library, the changelog, the manual and the build all say the same."""
+"""One version: the header's; the library, its file, the changelog and the program all say the same."""
 
 import ctypes
 import re
@@ -22,11 +22,6 @@ class Versions(unittest.TestCase):
         self.assertEqual(found[:1], [house.header_version()])
         numbers = [tuple(map(int, v.split("."))) for v in found]
         self.assertEqual(numbers, sorted(numbers, reverse=True))
-
-    def test_manual(self):
-        title = re.search(r"^\.TH .*$", house.text("man/flashback.1"), flags=re.M)
-        self.assertIsNotNone(title)
-        self.assertIn(house.header_version(), title[0])
 
     def test_program(self):
         self.assertIn(house.header_version(), house.output(house.BUILD / "flashback", "--version"))

@@ -33,7 +33,7 @@ def some(rng, chance=0.35):
 
 def length(rng, longest):
     """Of a sequence in a batch: mostly something, at times nothing or all."""
-    return rng.choice((0, longest, longest, rng.randint(0, longest), rng.randint(0, longest)))
+    return longest if some(rng, 0.3) else 0 if some(rng, 0.1) else rng.randint(0, longest)
 
 
 def repeating(rng, *sizes):
@@ -41,12 +41,12 @@ def repeating(rng, *sizes):
 
 
 def random_problem(rng):
-    """Mostly small; one in seven is long enough for several tiles, and keeps to few heads."""
+    """Mostly small; about one in seven is long enough for several tiles, and keeps to few heads."""
     many = some(rng, 0.15)
     p = oracle.Problem(batch=1 if many else rng.randint(1, 3), heads_kv=1 if many else rng.randint(1, 2))
     p.heads_q = p.heads_kv * rng.randint(1, 2 if many else 3)
     p.head_dim, p.head_dim_v = rng.randint(1, 9), rng.randint(1, 9)
-    longest = (150, 300) if many else (rng.choice((12, 40)),) * 2
+    longest = (rng.choice((8, 150)), 300) if many else (rng.choice((12, 40)),) * 2
     p.len_q, p.len_k = (0 if some(rng, 0.03) else rng.randint(2, most) for most in longest)
     p.left = rng.randint(0, 2 + p.len_k // 2) if some(rng) else None
     p.right = rng.choice((0, 0, 2, 9)) if some(rng) else None
@@ -120,7 +120,7 @@ class Oracle(unittest.TestCase):
                     expected[name] = [x + y for x, y in zip(expected[name], old[name])]
                 how["flags"].append("ACCUMULATE")
             self.compare(f"random {number} {summary(p)}", p, expected, old=old, **how)
-        self.assertGreater(with_gradients, RANDOM_PROBLEMS * 3 // 4, "too many problems in which nothing counts")
+        self.assertGreater(with_gradients, RANDOM_PROBLEMS * 2 // 3, "too many problems in which nothing counts")
 
 
 def summary(p):
