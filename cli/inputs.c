@@ -13,7 +13,8 @@ static const char *const names[FBH_COUNT] = {
 #undef X
 };
 
-fbh_id inputs_id(const char *name) {
+/* The input of that name, or FBH_COUNT. */
+static fbh_id find_id(const char *name) {
     int id = 0;
     while (id < FBH_OUT && strcmp(name, names[id]))
         id++;
@@ -68,7 +69,7 @@ void inputs_open(inputs *in, const char *path) {
         refuse(in, "%s", why.text);
     for (size_t i = 0; i < in->header.count; i++) {
         const tensor *t = &in->header.tensors[i];
-        fbh_id id = inputs_id(t->name);
+        fbh_id id = find_id(t->name);
         if (id == FBH_COUNT)
             refuse(
                 in,

@@ -30,7 +30,4 @@ void inputs_close(inputs *in);
 /* Checks shapes and types, creates the job's problem and copies the tensors into it. */
 void inputs_make_job(inputs *in, job *j);
 
-/* The input of that name, or FBH_COUNT. */
-fbh_id inputs_id(const char *name);
-
 #endif

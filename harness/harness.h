@@ -208,11 +208,7 @@ bool fbh_problem_intact(const fbh_problem *p, fbh_pass pass, char *message, size
 /* Hash of all elements of the pass's outputs: equal bits, equal digest, whatever the layout. */
 uint64_t fbh_problem_digest(const fbh_problem *p, fbh_pass pass);
 
-/* Bytes of all tensors that the pass writes, and of its workspace. */
-size_t fbh_problem_bytes(const fbh_problem *p, fbh_pass pass);
-
-/* Is the tensor read (or written) by the pass? False where it is not part of the problem. */
-bool fbh_reads(const fbh_problem *p, fbh_id id, fbh_pass pass);
+/* Is the tensor written by the pass? False where it is not part of the problem. */
 bool fbh_writes(const fbh_problem *p, fbh_id id, fbh_pass pass);
 
 /* Rows of batch entry b (of sequence b when packed). */

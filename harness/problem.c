@@ -168,7 +168,8 @@ bool fbh_writes(const fbh_problem *p, fbh_id id, fbh_pass pass) {
     return id >= FBH_DQ && id <= FBH_DSINKS && pass == FBH_BACKWARD;
 }
 
-bool fbh_reads(const fbh_problem *p, fbh_id id, fbh_pass pass) {
+/* Is the tensor read by the pass? */
+static bool reads(const fbh_problem *p, fbh_id id, fbh_pass pass) {
     if (!p->t[id].buffer || id == FBH_WORKSPACE)
         return false;
     if (id == FBH_DOUT || id == FBH_DLSE || id == FBH_OUT || id == FBH_LSE)
@@ -247,7 +248,7 @@ void fbh_problem_io(const fbh_problem *p, fbh_pass pass, fb_io *io) {
     };
     for (int id = 0; id < FBH_COUNT; id++) {
         const fbh_tensor *t = &p->t[id];
-        if (!fbh_reads(p, (fbh_id)id, pass) && !fbh_writes(p, (fbh_id)id, pass) && id != FBH_WORKSPACE)
+        if (!reads(p, (fbh_id)id, pass) && !fbh_writes(p, (fbh_id)id, pass) && id != FBH_WORKSPACE)
             continue;
         if (!t->buffer)
             continue;
@@ -328,16 +329,4 @@ uint64_t fbh_problem_digest(const fbh_problem *p, fbh_pass pass) {
                 }
     }
     return hash;
-}
-
-size_t fbh_problem_bytes(const fbh_problem *p, fbh_pass pass) {
-    size_t bytes = (size_t)p->t[FBH_WORKSPACE].cols;
-    for (int id = 0; id < FBH_COUNT; id++) {
-        const fbh_tensor *t = &p->t[id];
-        if (!fbh_writes(p, (fbh_id)id, pass))
-            continue;
-        for (int64_t b = 0; b < t->batch; b++)
-            bytes += (size_t)(t->heads * fbh_rows(t, b) * t->cols) * fbh_size(t->type);
-    }
-    return bytes;
 }

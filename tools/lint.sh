@@ -4,31 +4,36 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-c_files() { # suffixes, as a pattern of find
+c_files() {
     for folder in include src harness cli bench examples tests; do
-        [ ! -d "$folder" ] || find "$folder" -name "$1"
+        [ ! -d "$folder" ] || find "$folder" -name '*.[ch]' -o -name '*.inc'
     done
 }
 
 if [ "${1:-}" = --fix ]; then
-    c_files '*.[ch]' | xargs clang-format -i
+    for pass in 1 2 3 4 5; do # version 14 takes a line of a macro a pass
+        c_files | xargs clang-format --dry-run -Werror 2>/dev/null && exit
+        c_files | xargs clang-format -i
+    done
     exit
 fi
 
 echo "lint: clang-format"
-c_files '*.[ch]' | xargs clang-format --dry-run -Werror
+c_files | xargs clang-format --dry-run -Werror
 
 echo "lint: clang-tidy"
-[ -f build/ci-clang/compile_commands.json ] || cmake --preset ci-clang >/dev/null
-# Only what the build compiles: kernels of other architectures have no flags here. One file at a time: version 14
-# takes va_start for missing in the second file of a run.
-sed -n 's/^ *"file": "\(.*\)",*$/\1/p' build/ci-clang/compile_commands.json | sort -u |
+cmake --preset ci-clang >/dev/null
+# Only what the build compiles: kernels of other architectures have no flags here. Not the tests, as it does not see
+# that a failed assertion of cmocka ends them. One file at a time: version 14 takes va_start for missing in the second
+# file of a run.
+sed -n 's/^ *"file": "\(.*\)",*$/\1/p' build/ci-clang/compile_commands.json | grep -v "^$PWD/tests/" | sort -u |
     xargs -P "$(nproc)" -n 1 clang-tidy --quiet -p build/ci-clang 2>/dev/null
 
 echo "lint: cppcheck"
-# uninitvar takes &x for a use of x; invalidPointerCast objects to scratch memory cut from one block.
+# uninitvar takes &x for a use of x; invalidPointerCast objects to scratch memory cut from one block, objectIndex to
+# the lanes of a vector.
 cppcheck --quiet --std=c11 --enable=warning,performance,portability --suppress=uninitvar \
-    --suppress=invalidPointerCast --inline-suppr --error-exitcode=1 \
+    --suppress=invalidPointerCast --suppress=objectIndex --inline-suppr --error-exitcode=1 \
     -j "$(nproc)" -I include -I . -I src -D_GNU_SOURCE include src harness cli
 
 echo "lint: nothing found"

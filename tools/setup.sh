@@ -28,6 +28,7 @@ probe_test() {
     need '[ -e "$(clang -print-resource-dir)/../../libomp.so" ]' libomp-dev
     need 'ls "$(clang -print-runtime-dir)"/libclang_rt.fuzzer*' libclang-rt-14-dev
     need 'pkg-config --exists cmocka' libcmocka-dev
+    need 'command -v gnuplot' gnuplot-nox
     need 'command -v valgrind' valgrind
     need 'command -v cppcheck' cppcheck
     need 'command -v clang-tidy' clang-tidy

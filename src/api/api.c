@@ -23,11 +23,15 @@ fb_status fb_backward(const fb_plan *plan, const fb_io *io) { return run(plan, F
 
 fb_status fb_merge(const fb_plan *plan, fb_ref out, fb_ref lse, fb_ref other_out, fb_ref other_lse,
                    void *stream) {
+    int saved_errno = errno;
     fb__error_clear();
     if (!plan)
         return fb__error(FB_INVALID, "plan is NULL; fb_plan_create makes one");
     FB_TRY(fb__problem_check_merge(&plan->problem, out, lse, other_out, other_lse));
-    return plan->backend->merge(plan->state, &plan->problem, out, lse, other_out, other_lse, stream);
+    fb_status status =
+        plan->backend->merge(plan->state, &plan->problem, out, lse, other_out, other_lse, stream);
+    errno = saved_errno;
+    return status;
 }
 
 /* ---- Device memory ---- */

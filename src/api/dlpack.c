@@ -19,7 +19,9 @@ fb_status fb_strides_from_dlpack(fb_strides *strides, fb_layout layout, const fb
                                  const char *name) {
     fb__error_clear();
     FB_TRY(check_layout(layout));
-    if (!strides || !t || !t->shape)
+    if (!strides)
+        return fb__error(FB_INVALID, "strides is NULL; pass the address of a fb_strides");
+    if (!t || !t->shape)
         return fb__error(FB_INVALID, "%s is NULL, expected a tensor of 4 dimensions", name);
     if (t->ndim != 4)
         return fb__error(FB_INVALID, "%s has %d dimensions, expected 4: %s", name, t->ndim,

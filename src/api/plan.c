@@ -2,6 +2,7 @@
 #include "plan.h"
 #include "../core/try.h"
 #include "../cpu/cpu.h"
+#include <errno.h>
 #include <stdlib.h>
 
 static const fb__backend *const backends[] = {&fb__cpu};
@@ -29,9 +30,12 @@ static fb_status check(const fb_desc *desc, fb__problem *problem, const fb__back
 }
 
 fb_status fb_supported(const fb_desc *desc) {
+    int saved_errno = errno;
     fb__problem problem;
     const fb__backend *backend;
-    return check(desc, &problem, &backend);
+    fb_status status = check(desc, &problem, &backend);
+    errno = saved_errno;
+    return status;
 }
 
 fb_status fb_plan_create(fb_plan **plan, const fb_desc *desc) {
@@ -39,6 +43,7 @@ fb_status fb_plan_create(fb_plan **plan, const fb_desc *desc) {
     if (!plan)
         return fb__error(FB_INVALID, "plan is NULL; pass the address of a fb_plan pointer");
     *plan = NULL;
+    int saved_errno = errno;
     fb_plan *p = calloc(1, sizeof *p);
     if (!p)
         return fb__error(FB_MEMORY, "no memory for a plan (%zu bytes)", sizeof *p);
@@ -49,6 +54,7 @@ fb_status fb_plan_create(fb_plan **plan, const fb_desc *desc) {
         *plan = p;
     else
         free(p);
+    errno = saved_errno;
     return status;
 }
 
@@ -80,19 +86,14 @@ static void explain_problem(const fb__problem *p, fb__text *text) {
     static const struct {
         uint32_t flag;
         const char *word;
-    } words[] = {{FB_TOP_LEFT, "top-left"},
-                 {FB_PACKED, "packed"},
-                 {FB_LENGTHS, "lengths"},
-                 {FB_BIAS, "bias"},
-                 {FB_DBIAS, "dbias"},
-                 {FB_MASK, "mask"},
-                 {FB_BLOCK_MASK, "block mask"},
-                 {FB_SINKS, "sinks"},
-                 {FB_DSINKS, "dsinks"},
-                 {FB_DLSE, "dlse"},
-                 {FB_ACCUMULATE, "accumulate"},
-                 {FB_FORWARD_ONLY, "forward only"},
-                 {FB_DETERMINISTIC, "deterministic"}};
+    } words[] = {{FB_TOP_LEFT, "top-left"},     {FB_PACKED, "packed"},
+                 {FB_LENGTHS, "lengths"},       {FB_BIAS, "bias"},
+                 {FB_DBIAS, "dbias"},           {FB_MASK, "mask"},
+                 {FB_BLOCK_MASK, "block mask"}, {FB_SINKS, "sinks"},
+                 {FB_DSINKS, "dsinks"},         {FB_DLSE, "dlse"},
+                 {FB_ACCUMULATE, "accumulate"}, {FB_FORWARD_ONLY, "forward only"},
+                 {FB_NO_DQ, "no dq"},           {FB_NO_DK, "no dk"},
+                 {FB_NO_DV, "no dv"},           {FB_DETERMINISTIC, "deterministic"}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (d->flags & words[i].flag)
             fb__text_add(text, ", %s", words[i].word);

@@ -11,7 +11,7 @@ void fb_desc_init(fb_desc *desc, size_t size) {
         return;
     fb_desc d;
     memset(&d, 0, sizeof d);
-    d.size = (uint32_t)least(size, sizeof d);
+    d.size = (uint32_t)size; /* as told: a longer one is found out by the bytes behind sizeof d */
     d.window = fb_window_none();
     d.scale = NAN;
     d.bias_shape = d.mask_shape = (fb_shape){1, 1, 1, 1};
@@ -25,7 +25,7 @@ void fb_io_init(fb_io *io, size_t size) {
     if (!io)
         return;
     memset(io, 0, size);
-    io->size = (uint32_t)least(size, sizeof *io);
+    io->size = (uint32_t)size;
 }
 
 fb_window fb_window_none(void) { return (fb_window){FB_UNBOUNDED, FB_UNBOUNDED}; }

@@ -2,10 +2,12 @@
  * pointers must fulfil stands in io.c. Floor: core. Next: route.c. */
 #include "problem.h"
 #include "../base/env.h"
+#include "../base/fpmode.h"
 #include "../base/text.h"
 #include "names.h"
 #include "route.h"
 #include "try.h"
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +26,9 @@
     X(FB_PACKED)                                                                                             \
     X(FB_LENGTHS)                                                                                            \
     X(FB_BIAS)                                                                                               \
-    X(FB_DBIAS) X(FB_MASK) X(FB_BLOCK_MASK) X(FB_SINKS) X(FB_DSINKS) X(FB_DLSE) X(FB_ACCUMULATE) X(FB_NO_DQ) \
-        X(FB_NO_DK) X(FB_NO_DV)
+    X(FB_DBIAS)                                                                                              \
+    X(FB_MASK)                                                                                               \
+    X(FB_BLOCK_MASK) X(FB_SINKS) X(FB_DSINKS) X(FB_DLSE) X(FB_ACCUMULATE) X(FB_NO_DQ) X(FB_NO_DK) X(FB_NO_DV)
 
 size_t fb__dtype_bytes(fb_dtype dtype) {
     switch (dtype) {
@@ -49,7 +52,7 @@ fb_strides fb__lse_strides(const fb__problem *p) {
 
 uint64_t fb__problem_score_bytes(const fb__problem *p, fb__pass pass) {
     uint64_t bytes = fb__stat_bytes(p->d.dtype) * (pass == FB__BACKWARD ? 2 : 1);
-    int64_t dims[] = {p->d.batch, p->d.heads_q, p->d.len_q, p->d.len_k};
+    int64_t dims[] = {p->d.batch, p->d.heads_q, (p->d.len_q + 15) / 16 * 16, p->d.len_k};
     for (int i = 0; i < 4; i++)
         if (dims[i] == 0)
             return 0;
@@ -161,12 +164,21 @@ static fb_status check_dims(const fb_desc *d) {
     return FB_OK;
 }
 
+/* To nearest, whatever rounding the caller has set. */
+static double inverse_sqrt(double x) {
+    fb__fpmode mode = fb__fpmode_get();
+    fb__fpmode_set(FB__FPMODE_EXACT);
+    volatile double exact = x, result = 1 / sqrt(exact); /* volatile: stays between the two modes */
+    fb__fpmode_set(mode);
+    return result;
+}
+
 static fb_status check_numbers(fb_desc *d) {
     if (isnan(d->scale)) {
         if (d->head_dim == 0 && d->batch && d->heads_q && d->len_q && d->len_k)
             return fb__error(FB_INVALID,
                              "desc.scale is NaN (1/sqrt(head_dim)) and head_dim is 0; give a scale");
-        d->scale = d->head_dim ? 1 / sqrt((double)d->head_dim) : 0;
+        d->scale = d->head_dim ? inverse_sqrt((double)d->head_dim) : 0;
     }
     if (isinf(d->scale) || fabs(d->scale) > 1e30)
         return fb__error(FB_INVALID,
@@ -269,8 +281,10 @@ static fb_status resolve_tensors(fb_desc *d) {
     FB_TRY(resolve("k", &d->k, k, packed, false));
     FB_TRY(resolve("v", &d->v, v, packed, false));
     FB_TRY(resolve("out", &d->out, o, packed, true));
-    if (!backward)
+    if (!backward) {
+        d->dout = d->dq = d->dk = d->dv = (fb_strides){0, 0, 0};
         return FB_OK;
+    }
     FB_TRY(resolve("dout", &d->dout, o, packed, false));
     FB_TRY(resolve("dq", &d->dq, q, packed, true));
     FB_TRY(resolve("dk", &d->dk, k, packed, true));
@@ -299,6 +313,55 @@ static fb_status check_needs(const fb_desc *d, uint32_t flag, uint32_t needs, co
     return FB_OK;
 }
 
+static fb_status check_bias(fb_desc *d) {
+    if (!(d->flags & FB_BIAS)) {
+        d->bias_shape = (fb_shape){1, 1, 1, 1};
+        d->bias = d->dbias = (fb_strides){0, 0, 0};
+        return FB_OK;
+    }
+    FB_TRY(check_shape("bias", d, &d->bias_shape, &d->bias));
+    const fb_shape n = d->bias_shape;
+    if (d->flags & FB_DBIAS)
+        return resolve("dbias", &d->dbias, (dims4){n.batch, n.heads, n.rows, n.cols}, false, true);
+    d->dbias = (fb_strides){0, 0, 0};
+    return FB_OK;
+}
+
+static fb_status check_mask(fb_desc *d) {
+    if (d->flags & FB_MASK)
+        return check_shape("mask", d, &d->mask_shape, &d->mask);
+    d->mask_shape = (fb_shape){1, 1, 1, 1};
+    d->mask = (fb_strides){0, 0, 0};
+    return FB_OK;
+}
+
+static fb_status check_block_mask(fb_desc *d) {
+    if (!(d->flags & FB_BLOCK_MASK)) {
+        d->block_q = d->block_k = 64;
+        d->block_batch = d->block_heads = 1;
+        return FB_OK;
+    }
+    const int64_t blocks[] = {d->block_q, d->block_k};
+    for (int i = 0; i < 2; i++)
+        if (blocks[i] < 16 || blocks[i] % 16 || blocks[i] > MAX_DIM)
+            return fb__error(FB_INVALID, "desc.block_%s is %lld, expected a positive multiple of 16",
+                             i ? "k" : "q", (long long)blocks[i]);
+    if ((d->block_batch != 1 && d->block_batch != d->batch) ||
+        (d->block_heads != 1 && d->block_heads != d->heads_q))
+        return fb__error(FB_INVALID,
+                         "desc.block_batch is %lld and block_heads is %lld, expected %lld|1 and %lld|1 "
+                         "(batch, heads_q)",
+                         (long long)d->block_batch, (long long)d->block_heads, (long long)d->batch,
+                         (long long)d->heads_q);
+    int64_t count = d->block_batch;
+    if (__builtin_mul_overflow(count, d->block_heads, &count) ||
+        __builtin_mul_overflow(count, d->len_q / d->block_q + 1, &count) ||
+        __builtin_mul_overflow(count, d->len_k / d->block_k + 1, &count))
+        return fb__error(FB_INVALID, "overflow: block_mask has more blocks than can be addressed");
+    return FB_OK;
+}
+
+/* Fields of absent options may hold anything; they become harmless here. */
 static fb_status check_options(fb_desc *d) {
     FB_TRY(check_needs(d, FB_DBIAS, FB_BIAS, "FB_DBIAS without FB_BIAS"));
     FB_TRY(check_needs(d, FB_DSINKS, FB_SINKS, "FB_DSINKS without FB_SINKS"));
@@ -307,39 +370,9 @@ static fb_status check_options(fb_desc *d) {
         return fb__error(FB_INVALID,
                          "desc.flags has FB_FORWARD_ONLY and 0x%x, which are about the backward pass",
                          d->flags & backward);
-    if (d->flags & FB_BIAS) {
-        FB_TRY(check_shape("bias", d, &d->bias_shape, &d->bias));
-        if (d->flags & FB_DBIAS)
-            FB_TRY(resolve(
-                "dbias", &d->dbias,
-                (dims4){d->bias_shape.batch, d->bias_shape.heads, d->bias_shape.rows, d->bias_shape.cols},
-                false, true));
-    } else
-        d->bias_shape = (fb_shape){1, 1, 1, 1};
-    if (d->flags & FB_MASK)
-        FB_TRY(check_shape("mask", d, &d->mask_shape, &d->mask));
-    else
-        d->mask_shape = (fb_shape){1, 1, 1, 1};
-    if (!(d->flags & FB_BLOCK_MASK))
-        return FB_OK;
-    const int64_t blocks[] = {d->block_q, d->block_k};
-    for (int i = 0; i < 2; i++)
-        if (blocks[i] < 16 || blocks[i] % 16 || blocks[i] > MAX_DIM)
-            return fb__error(FB_INVALID, "desc.block_%s is %lld, expected a positive multiple of 16",
-                             i ? "k" : "q", (long long)blocks[i]);
-    int64_t count = d->block_batch > 0 ? d->block_batch : 1;
-    if (__builtin_mul_overflow(count, d->block_heads > 0 ? d->block_heads : 1, &count) ||
-        __builtin_mul_overflow(count, d->len_q / d->block_q + 1, &count) ||
-        __builtin_mul_overflow(count, d->len_k / d->block_k + 1, &count))
-        return fb__error(FB_INVALID, "overflow: block_mask has more blocks than can be addressed");
-    if ((d->block_batch != 1 && d->block_batch != d->batch) ||
-        (d->block_heads != 1 && d->block_heads != d->heads_q))
-        return fb__error(FB_INVALID,
-                         "desc.block_batch is %lld and block_heads is %lld, expected %lld|1 and %lld|1 "
-                         "(batch, heads_q)",
-                         (long long)d->block_batch, (long long)d->block_heads, (long long)d->batch,
-                         (long long)d->heads_q);
-    return FB_OK;
+    FB_TRY(check_bias(d));
+    FB_TRY(check_mask(d));
+    return check_block_mask(d);
 }
 
 /* ---- The environment, where the descriptor leaves a choice ---- */
@@ -349,8 +382,9 @@ static fb_status env_bytes(fb__env variable, int64_t *value) {
     if (*value || !text)
         return FB_OK;
     char *end;
+    errno = 0;
     long long number = strtoll(text, &end, 10);
-    if (*end || number <= 0 || *text < '0' || *text > '9')
+    if (*end || errno || number <= 0 || *text < '0' || *text > '9')
         return fb__error(FB_INVALID, "%s is '%s', expected a positive whole number (%s)",
                          fb__env_name(variable), text, fb__env_holds(variable));
     *value = number;

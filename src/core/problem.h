@@ -66,7 +66,8 @@ static inline int64_t fb__index(fb_strides s, const fb__seq *seq, int64_t first_
 /* Strides of lse and dlse: contiguous [B,Hq,Lq], or [Hq,total_q] when packed (batch stride 0). */
 fb_strides fb__lse_strides(const fb__problem *problem);
 
-/* Bytes of the score matrices that the unfused route holds at once. Saturates at UINT64_MAX. */
+/* Bytes of the score matrices that the unfused route holds at once; len_q counts in whole vectors, 16.
+ * Saturates at UINT64_MAX. */
 uint64_t fb__problem_score_bytes(const fb__problem *problem, fb__pass pass);
 
 #endif

@@ -41,7 +41,7 @@ static const struct row {
 } rows[] = {
     /* clang-format off */
     {FB_VECTOR,    few_queries, "len_q <= 8",                "bench/SPEED.md, routes"},
-    {FB_UNFUSED,   short_keys,  "len_k < fused_min_len",     "bench/SPEED.md, routes: never faster on a CPU, hence 1"},
+    {FB_UNFUSED,   short_keys,  "len_k < fused_min_len",     "bench/SPEED.md, routes"},
     {FB_FUSED,     always,      "otherwise",                 "bench/SPEED.md, routes"},
     {FB_REFERENCE, never,       "it is asked for by name",   "the definition, in double precision and slow"},
     /* clang-format on */

@@ -233,7 +233,7 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     const fb__call *c = context;
     int64_t chunks = c->s->chunks, steps = c->s->steps;
     task t = {.chunk = index % chunks, .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
-    find_unit(c, index / chunks, &t);
+    find_unit(c, c->unit + index / chunks, &t);
     t.rows = (t.chunk + c->step) % steps;
     t.blocks = fb__blocks_of(c, &t.seq);
     t.key_blocks = fb__ceil(t.seq.len_k, FB__BC);
@@ -273,9 +273,14 @@ static void dq_task(const void *context, int64_t index, int thread) {
 void fb__backward_run(fb__call *c) {
     fb__backward_delta_run(c);
     fb__dbias_begin(c);
+    /* Units are independent, so how many go through their steps together is free: just enough to feed the
+     * threads, which keeps what a unit works on in cache from step to step. */
+    int64_t together = c->threads == 1 ? 1 : fb__ceil(4 * c->threads, c->s->chunks);
     for (c->wave = 0; c->wave < c->s->waves; c->wave++)
-        for (c->step = 0; c->step < c->s->steps; c->step++)
-            fb__team_run(c->threads, c->s->per_wave * c->s->chunks, gradient_task, c);
+        for (c->unit = 0; c->unit < c->s->per_wave; c->unit += together)
+            for (c->step = 0; c->step < c->s->steps; c->step++)
+                fb__team_run(c->threads, fb__min(together, c->s->per_wave - c->unit) * c->s->chunks,
+                             gradient_task, c);
     if (c->s->chunks > 1 && !fb__has(c->p, FB_NO_DQ))
         fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, dq_task, c);
     fb__dbias_end(c);

@@ -16,8 +16,6 @@ void fb__backward_run(fb__call *call);
 /* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), those
  * around dbias, and dsinks. */
 void fb__backward_delta_run(fb__call *call);
-void *fb__backward_lse(const fb__call *call, const fb__block *block);
-void *fb__backward_delta_of(const fb__call *call, const fb__block *block);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
                        const fb__mask_scratch *m, void *s, void *dp);
 void fb__dbias_begin(fb__call *call);

@@ -52,7 +52,7 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->head_waves = dbias && d->bias_shape.heads == 1 && d->heads_kv > 1;
     s->waves = (s->batch_waves ? d->batch : 1) * (s->head_waves ? d->heads_kv : 1);
     s->per_wave = (s->batch_waves ? 1 : d->batch) * (s->head_waves ? 1 : d->heads_kv);
-    s->chunks = clamp(fb__ceil(d->tasks, fb__max(s->per_wave, 1)), 1, fb__max(s->key_blocks / 2, 1));
+    s->chunks = clamp(fb__ceil(d->tasks, fb__max(s->per_wave, 1)), 1, fb__max(s->key_blocks / 4, 1));
     if (dbias && d->bias_shape.cols == 1) /* all keys of a row share one cell of dbias */
         s->chunks = 1;
     s->steps = s->blocks >= s->chunks ? s->chunks : 1;
@@ -131,35 +131,34 @@ static void count_threads(fb__cpu_state *s, const fb__problem *p) {
         s->threads[i] = (int)clamp(tasks[i], 1, most);
 }
 
-static fb_status check(const fb__problem *p) {
+/* Everything but the layout of the workspace. */
+static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
     const fb__features features = fb__features_here();
-    const fb__cpu_row *row;
-    fb_route route;
     if (p->d.index != 0)
         return fb__error(FB_NO_DEVICE, "desc.index is %d, but the CPU is one device: 0", p->d.index);
-    FB_TRY(fb__cpu_row_choose(&features, fb__env_get(FB__ENV_FLASHBACK_ISA), &row));
-    return fb__route_choose(p, &route);
+    FB_TRY(fb__cpu_row_choose(&features, fb__env_get(FB__ENV_FLASHBACK_ISA), &s->row));
+    FB_TRY(fb__route_choose(p, &s->route));
+    s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
+    s->stacked = s->route == FB_VECTOR;
+    s->type = p->d.dtype;
+    s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
+    cut(s, p);
+    count_threads(s, p);
+    if (bound(s, p) > 0x1p62)
+        return fb__error(FB_INVALID, "overflow: the workspace of this problem would not fit into 64 bits");
+    return FB_OK;
+}
+
+static fb_status check(const fb__problem *p) {
+    fb__cpu_state s = {0};
+    return decide(&s, p);
 }
 
 static fb_status prepare(const fb__problem *p, void **state, size_t *workspace) {
-    const fb__features features = fb__features_here();
     fb__cpu_state *s = calloc(1, sizeof *s);
     if (!s)
         return fb__error(FB_MEMORY, "no memory for a plan (%zu bytes)", sizeof *s);
-    fb_status status = fb__cpu_row_choose(&features, fb__env_get(FB__ENV_FLASHBACK_ISA), &s->row);
-    if (status == FB_OK)
-        status = fb__route_choose(p, &s->route);
-    if (status == FB_OK) {
-        s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
-        s->stacked = s->route == FB_VECTOR;
-        s->type = p->d.dtype;
-        s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
-        cut(s, p);
-        count_threads(s, p);
-        if (bound(s, p) > 0x1p62)
-            status =
-                fb__error(FB_INVALID, "overflow: the workspace of this problem would not fit into 64 bits");
-    }
+    fb_status status = decide(s, p);
     if (status != FB_OK) {
         free(s);
         return status;
@@ -180,9 +179,8 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                      s->threads[0], s->threads[1]);
         return;
     }
-    fb__text_add(text, "kernels: cpu %s, %s arithmetic, %d lanes, register tile %d x %d vectors [%s]\n",
-                 s->row->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->mr, s->k->nv,
-                 s->row->measured);
+    fb__text_add(text, "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
+                 s->row->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles, s->row->measured);
     if (!s->native)
         fb__text_add(text, "conversion: %s through f32 packs, one rounding at the end\n",
                      fb_dtype_name(p->d.dtype));

@@ -74,7 +74,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, co
     k->pack_lanes(block->n, n, d->head_dim, (const void *const *)rows, c->s->type,
                   d->scale * 1.4426950408889634, x->q);
     for (int64_t r = 0; r < n; r++) {
-        fb__put(c, x->m, r, -INFINITY);
+        fb__put(c, x->m, r, -HUGE_VAL);
         fb__put(c, x->l, r, 0);
     }
     bool first = true;
@@ -92,7 +92,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, co
         fb__tile_scores_product(c, block, &tile, key, d->head_dim, x->q, x->s);
         fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
         if (tile.partial)
-            k->select(nk, n, x->s, x->mask.keep, -INFINITY);
+            k->select(nk, n, x->s, x->mask.keep, -HUGE_VAL);
         if (k->softmax(nk, n, x->s, x->m, x->l, x->alpha) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
         fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, x->mask.keep, x->o, !first);
@@ -110,7 +110,7 @@ void fb__forward_write(const fb__call *c, const fb__block *block, const void *m,
     for (int r = 0; r < block->n_pad; r++)
         fb__put(c, sinks, r,
                 fb__has(c->p, FB_SINKS) && r < block->n ? fb__get(c, fb__at(c->io->sinks), block->head[r])
-                                                        : -INFINITY);
+                                                        : -HUGE_VAL);
     c->s->k->finish(block->n_pad, m, l, sinks, factors, lse);
     fb__block_rows(c, block, c->io->out, d->out, rows);
     c->s->k->unpack_lanes(block->n, block->n_pad, d->head_dim_v, o, factors, 1, rows, c->s->type, false);

@@ -11,12 +11,12 @@ size_t fb__backward_delta(const fb__cpu_state *state, const fb__problem *p) {
     return fb__t_bytes(state, state->slots * p->d.heads_kv * 2 * FB__BR);
 }
 
-void *fb__backward_lse(const fb__call *c, const fb__block *block) {
+static void *lse_of(const fb__call *c, const fb__block *block) {
     return fb__t(c, c->base + c->s->at_delta, block->slot * 2 * FB__BR);
 }
 
-void *fb__backward_delta_of(const fb__call *c, const fb__block *block) {
-    return fb__t(c, fb__backward_lse(c, block), FB__BR);
+static void *delta_of(const fb__call *c, const fb__block *block) {
+    return fb__t(c, lse_of(c, block), FB__BR);
 }
 
 /* A row with a sink and no key: its out is 0 whatever q, k and v are, so its dout, which may be NaN, has no
@@ -44,7 +44,7 @@ static void delta_task(const void *context, int64_t index, int thread) {
      * packs. */
     char *slice = c->base + (size_t)thread * c->slice;
     void *out = slice, *dout = fb__t(c, slice, c->s->dv_pad * FB__BR), *rows[FB__BR];
-    void *lse = fb__backward_lse(c, &block), *delta = fb__backward_delta_of(c, &block);
+    void *lse = lse_of(c, &block), *delta = delta_of(c, &block);
     fb__block_rows(c, &block, c->io->out, d->out, rows);
     k->pack_rows(block.n, d->head_dim_v, (const void *const *)rows, c->s->type, 1, out, c->s->dv_pad);
     fb__block_rows(c, &block, c->io->dout, d->dout, rows);
@@ -52,9 +52,9 @@ static void delta_task(const void *context, int64_t index, int thread) {
     k->dot_rows(block.n, c->s->dv_pad, dout, c->s->dv_pad, out, c->s->dv_pad, delta);
     for (int r = 0; r < FB__BR; r++) {
         double natural =
-            r < block.n ? fb__get(c, fb__at(c->io->lse), fb__stat_index(c, &block, r)) : -INFINITY;
-        bool empty = natural == -INFINITY;
-        fb__put(c, lse, r, empty ? INFINITY : natural * 1.4426950408889634);
+            r < block.n ? fb__get(c, fb__at(c->io->lse), fb__stat_index(c, &block, r)) : -HUGE_VAL;
+        bool empty = natural == -HUGE_VAL;
+        fb__put(c, lse, r, empty ? HUGE_VAL : natural * 1.4426950408889634);
         if (empty || sink_only(c, &block, r, natural, out))
             fb__put(c, delta, r, 0);
         if (!empty && fb__has(c->p, FB_DLSE))
@@ -138,7 +138,7 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
                        const fb__mask_scratch *m, void *s, void *dp) {
     const fb__kernels *k = c->s->k;
     int64_t nk = tile->nk, n = block->n_pad;
-    k->gradient(nk, n, s, dp, fb__backward_lse(c, block), fb__backward_delta_of(c, block));
+    k->gradient(nk, n, s, dp, lse_of(c, block), delta_of(c, block));
     if (tile->partial) {
         k->select(nk, n, s, m->keep, 0);
         k->select(nk, n, dp, m->keep, 0);
@@ -168,8 +168,8 @@ static void dsink_task(const void *context, int64_t h, int thread) {
             fb__block_init(c, &seq, h / g, t, &block);
             for (int r = 0; r < block.n; r++) {
                 double lse = fb__get(c, fb__at(c->io->lse), fb__stat_index(c, &block, r));
-                if (block.head[r] == h && lse != -INFINITY)
-                    sum -= exp(sink - lse) * fb__get(c, fb__backward_delta_of(c, &block), r);
+                if (block.head[r] == h && lse != -HUGE_VAL)
+                    sum -= exp(sink - lse) * fb__get(c, delta_of(c, &block), r);
             }
         }
     }

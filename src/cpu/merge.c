@@ -19,7 +19,7 @@ static void merge_row(const void *context, int64_t row, int thread) {
     fb_dtype stat = d->dtype == FB_F64 ? FB_F64 : FB_F32;
     double a = fb__load(stat, j->lse, row), b = fb__load(stat, j->other_lse, row);
     double top = b > a ? b : a,
-           shift = top == -INFINITY ? 0 : top; /* -inf on both sides: weights 0, LSE -inf */
+           shift = top == -HUGE_VAL ? 0 : top; /* -inf on both sides: weights 0, LSE -inf */
     double weight_a = exp(a - shift), weight_b = exp(b - shift), sum = weight_a + weight_b;
     if (sum != 0) {
         weight_a /= sum;

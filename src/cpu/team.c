@@ -1,39 +1,11 @@
 /* See team.h. */
 #include "team.h"
+#include "../base/fpmode.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #ifdef _OPENMP
 #include <omp.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-/* ---- Floating-point mode ---- */
-
-#if defined(__x86_64__)
-typedef unsigned mode;
-static mode mode_get(void) { return _mm_getcsr(); }
-static void mode_set(mode m) { _mm_setcsr(m); }
-#define MODE_EXACT 0x1f80u /* all exceptions masked, round to nearest */
-#define MODE_FAST 0x9fc0u  /* and FTZ, DAZ */
-#elif defined(__aarch64__)
-typedef uint64_t mode;
-static mode mode_get(void) {
-    mode m;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(m));
-    return m;
-}
-static void mode_set(mode m) { __asm__ volatile("msr fpcr, %0" : : "r"(m)); }
-#define MODE_EXACT ((mode)0)
-#define MODE_FAST ((mode)1 << 24) /* FZ */
-#else
-typedef int mode;
-static mode mode_get(void) { return 0; }
-static void mode_set(mode m) { (void)m; }
-#define MODE_EXACT 0
-#define MODE_FAST 0
 #endif
 
 /* ---- fork ---- */
@@ -54,7 +26,7 @@ typedef struct job {
     int64_t count;
     fb__task task;
     const void *context;
-    mode fp;
+    fb__fpmode mode;
 } job;
 
 int fb__team_max(void) {
@@ -66,24 +38,24 @@ int fb__team_max(void) {
 }
 
 static void run_serial(const job *j) {
-    mode saved = mode_get();
-    mode_set(j->fp);
+    fb__fpmode saved = fb__fpmode_get();
+    fb__fpmode_set(j->mode);
     for (int64_t i = 0; i < j->count; i++)
         j->task(j->context, i, 0);
-    mode_set(saved);
+    fb__fpmode_set(saved);
 }
 
 static void run_team(const job *j) {
 #ifdef _OPENMP
 #pragma omp parallel num_threads(j->threads)
     {
-        mode saved = mode_get();
-        mode_set(j->fp);
+        fb__fpmode saved = fb__fpmode_get();
+        fb__fpmode_set(j->mode);
         int thread = omp_get_thread_num();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < j->count; i++)
             j->task(j->context, i, thread);
-        mode_set(saved);
+        fb__fpmode_set(saved);
     }
 #else
     run_serial(j);
@@ -110,9 +82,9 @@ static void run(job *j) {
 }
 
 void fb__team_run(int threads, int64_t count, fb__task task, const void *context) {
-    run(&(job){threads, count, task, context, MODE_FAST});
+    run(&(job){threads, count, task, context, FB__FPMODE_FAST});
 }
 
 void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context) {
-    run(&(job){threads, count, task, context, MODE_EXACT});
+    run(&(job){threads, count, task, context, FB__FPMODE_EXACT});
 }

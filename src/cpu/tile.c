@@ -278,29 +278,36 @@ void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb
 
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
                             int64_t cols, const void *cells, const void *keep, void *to, bool add) {
+    const fb__kernels *k = c->s->k;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    if (tile->partial && !c->s->k->finite(tile->nk, cols, a.at, a.row)) {
-        c->s->k->gemm_keep_lanes(cols, n, tile->nk, a.at, 1, a.row, cells, n, to, n, add, keep, n);
-        return;
-    }
+    bool careful = tile->partial && !k->finite(tile->nk, cols, a.at, a.row);
     for (int64_t lane = 0; lane < n; lane += step) {
         fb__range live = tile->panel[lane / FB__PANEL];
-        c->s->k->gemm(cols, fb__min(step, n - lane), live.hi - live.lo, fb__tc(c, a.at, live.lo * a.row), 1,
-                      a.row, fb__tc(c, cells, live.lo * n + lane), n, fb__t(c, to, lane), n, add);
+        int64_t width = fb__min(step, n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
+        const void *from = fb__tc(c, a.at, live.lo * a.row);
+        if (careful)
+            k->gemm_keep_lanes(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n,
+                               fb__t(c, to, lane), n, add, fb__tc(c, keep, first), n);
+        else
+            k->gemm(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n, fb__t(c, to, lane), n,
+                    add);
     }
 }
 
 void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
                            const void *keep, const void *b, int64_t cols_pad, void *to) {
+    const fb__kernels *k = c->s->k;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    if (tile->partial && !c->s->k->finite(block->n, cols_pad, b, cols_pad)) {
-        c->s->k->gemm_keep_rows(tile->nk, cols_pad, block->n, cells, n, b, cols_pad, to, cols_pad, keep, n);
-        return;
-    }
+    bool careful = tile->partial && !k->finite(block->n, cols_pad, b, cols_pad);
     for (int64_t lane = 0; lane < block->n; lane += step) {
         fb__range live = tile->panel[lane / FB__PANEL];
-        c->s->k->gemm(live.hi - live.lo, cols_pad, fb__min(step, block->n - lane),
-                      fb__tc(c, cells, live.lo * n + lane), n, 1, fb__tc(c, b, lane * cols_pad), cols_pad,
-                      fb__t(c, to, live.lo * cols_pad), cols_pad, true);
+        int64_t rows = fb__min(step, block->n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
+        const void *from = fb__tc(c, b, lane * cols_pad);
+        void *at = fb__t(c, to, live.lo * cols_pad);
+        if (careful)
+            k->gemm_keep_rows(keys, cols_pad, rows, fb__tc(c, cells, first), n, from, cols_pad, at, cols_pad,
+                              fb__tc(c, keep, first), n);
+        else
+            k->gemm(keys, cols_pad, rows, fb__tc(c, cells, first), n, 1, from, cols_pad, at, cols_pad, true);
     }
 }

@@ -53,7 +53,7 @@ typedef struct fb__call {
     int threads;
     size_t slice;
     fb__pass pass;
-    int64_t step, wave;
+    int64_t wave, unit, step; /* backward: where its loops stand */
 } fb__call;
 
 /* A block of rows. Lanes from n to n_pad are padding. */

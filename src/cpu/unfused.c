@@ -51,15 +51,28 @@ size_t fb__unfused_scratch(const fb__cpu_state *state, const fb__problem *p) {
     return carve(state, p, NULL).bytes;
 }
 
+/* Columns of one score matrix over all batches and heads: queries, rounded up to whole vectors for each head.
+ */
+static int64_t score_lanes(const fb__cpu_state *state, const fb__problem *p) {
+    if (fb__has(p, FB_PACKED))
+        return state->slots * p->d.heads_kv * FB__BR;
+    return p->d.batch * p->d.heads_q * fb__round_up(p->d.len_q, state->k->lanes);
+}
+
 size_t fb__unfused_scores(const fb__cpu_state *state, const fb__problem *p) {
     int64_t matrices = fb__has(p, FB_FORWARD_ONLY) ? 1 : 2;
-    return fb__t_bytes(state, matrices * state->slots * p->d.heads_kv * p->d.len_k * FB__BR);
+    return fb__t_bytes(state, matrices * score_lanes(state, p) * p->d.len_k);
 }
 
 /* The block's columns of score matrix `which`: [len_k][n_pad]. */
 static void *scores_at(const fb__call *c, const fb__block *block, int64_t which) {
-    int64_t slot = which * c->s->slots * c->p->d.heads_kv + block->slot;
-    return fb__t(c, c->base + c->s->at_scores[c->pass], slot * c->p->d.len_k * FB__BR);
+    int64_t lane = block->slot * FB__BR;
+    if (!fb__has(c->p, FB_PACKED))
+        lane =
+            (block->seq.b * c->p->d.heads_q + block->head[0]) * fb__round_up(c->p->d.len_q, c->s->k->lanes) +
+            block->query[0];
+    lane += which * score_lanes(c->s, c->p);
+    return fb__t(c, c->base + c->s->at_scores[c->pass], lane * c->p->d.len_k);
 }
 
 /* All keys as one tile, every panel live. */
@@ -104,9 +117,9 @@ static void forward_task(const void *context, int64_t index, int thread) {
     void *s = scores_at(c, &block, 0);
     scores(c, &block, &tile, operand(c, &block, false, &x), s, &x, false);
     if (tile.partial)
-        c->s->k->select(tile.nk, block.n_pad, s, x.mask.keep, -INFINITY);
+        c->s->k->select(tile.nk, block.n_pad, s, x.mask.keep, -HUGE_VAL);
     for (int r = 0; r < block.n_pad; r++) {
-        fb__put(c, x.m, r, -INFINITY);
+        fb__put(c, x.m, r, -HUGE_VAL);
         fb__put(c, x.l, r, 0);
     }
     c->s->k->softmax(tile.nk, block.n_pad, s, x.m, x.l, x.alpha);

@@ -43,7 +43,8 @@ __attribute__((format(printf, 4, 5))) static inline void expect_at(bool holds, c
 static inline void expect_ok(fb_status status) { expect(status == FB_OK, "%s", fb_last_error()); }
 
 /* Refused with this status and a sentence that holds all of up to three words. */
-static inline void expect_refused(fb_status got, fb_status want, const char *a, const char *b, const char *c) {
+static inline void expect_refused(fb_status got, fb_status want, const char *a, const char *b,
+                                  const char *c) {
     const char *error = fb_last_error();
     expect(got == want && strstr(error, a) && strstr(error, b) && strstr(error, c),
            "%s '%s', expected %s with the words '%s', '%s', '%s'", fb_status_name(got), error,
@@ -121,7 +122,8 @@ static inline fb_plan *plan_at(fbh_problem *p, const where *w) {
     const char *isa = getenv("FLASHBACK_ISA");
     fb_plan *plan;
     p->desc.route = w->route;
-    snprintf(here, sizeof here, "%s on %s, %s", p->what.name, fb_route_name(w->route), isa ? isa : "best isa");
+    snprintf(here, sizeof here, "%s on %s, %s", p->what.name, fb_route_name(w->route),
+             isa ? isa : "best isa");
     expect_ok(fb_plan_create(&plan, &p->desc));
     return plan;
 }
@@ -229,8 +231,8 @@ static inline bool same(double a, double b) {
 
 static inline void expect_exactly(const fbh_tensor *t, place at, double want) {
     const double x = get(t, at);
-    expect(same(x, want), "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is %.9g, expected %.9g", t->name,
-           at.b, at.h, at.i, at.d, x, want);
+    expect(same(x, want), "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is %.9g, expected %.9g",
+           t->name, at.b, at.h, at.i, at.d, x, want);
 }
 
 static inline void expect_near(const fbh_tensor *t, place at, double want, double tolerance) {
@@ -242,8 +244,9 @@ static inline void expect_near(const fbh_tensor *t, place at, double want, doubl
 
 static inline void expect_finite(const fbh_tensor *t) {
     for (place at = START; next(t, &at);)
-        expect(isfinite(get(t, at)), "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is %g, expected a number",
-               t->name, at.b, at.h, at.i, at.d, get(t, at));
+        expect(isfinite(get(t, at)),
+               "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is %g, expected a number", t->name, at.b,
+               at.h, at.i, at.d, get(t, at));
 }
 
 /* The dtypes that entries call "f32/f16/bf16". */

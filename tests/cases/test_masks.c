@@ -20,7 +20,8 @@ static void expect_keys(const fbh_problem *p, int64_t i, int64_t lo, int64_t hi)
     hi = hi > keys - 1 ? keys - 1 : hi;
     const double n = hi < lo ? 0 : (double)(hi - lo + 1);
     for (int64_t j = 0; j < keys; j++)
-        expect_near(&p->t[FBH_OUT], (place){0, 0, i, j}, j >= lo && j <= hi ? 1 / n : 0, n ? 5e-3 / n : 0);
+        expect_near(&p->t[FBH_OUT], (place){0, 0, i, j}, j >= lo && j <= hi ? 1 / n : 0,
+                    n > 0 ? 5e-3 / n : 0);
     if (n == 0)
         expect_exactly(&p->t[FBH_LSE], (place){0, 0, i, 0}, -infinite);
     else
@@ -36,7 +37,8 @@ static void br_48_sliding_window_off_by_one(void **state) {
                 const int64_t left = windows[n][0], right = windows[n][1];
                 fbh_problem p;
                 open_case(&p,
-                          "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d%" PRId64 ".left%" PRId64 ".right%" PRId64 ".exact",
+                          "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d%" PRId64 ".left%" PRId64 ".right%" PRId64
+                          ".exact",
                           type_name(type), len, len, len, left, right);
                 show_keys(&p);
                 for (where w = EVERYWHERE; next_where(&w, &p.desc);) {
@@ -57,8 +59,8 @@ static void br_50_causal_alignment(void **state) {
             for (int top_left = 0; top_left < 2; top_left++) {
                 const int64_t rows = lengths[n][0], keys = lengths[n][1];
                 fbh_problem p;
-                open_case(&p, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d%" PRId64 ".causal%s.exact", type_name(type),
-                          rows, keys, keys, top_left ? ".topleft" : "");
+                open_case(&p, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d%" PRId64 ".causal%s.exact",
+                          type_name(type), rows, keys, keys, top_left ? ".topleft" : "");
                 show_keys(&p);
                 for (where w = EVERYWHERE; next_where(&w, &p.desc);) {
                     run(&p, &w);
@@ -95,7 +97,8 @@ static void br_02_boolean_mask_row_without_any_true(void **state) {
             const int64_t rows = lengths[n], last = rows - 1;
             fbh_problem p, without;
             answer a;
-            open_case(&p, "%s.b1h2k2.q%" PRId64 "k%" PRId64 ".d8.mask11qk.exact", type_name(type), rows, rows + 4);
+            open_case(&p, "%s.b1h2k2.q%" PRId64 "k%" PRId64 ".d8.mask11qk.exact", type_name(type), rows,
+                      rows + 4);
             open_case(&without, "%s.b1h2k2.q%" PRId64 "k%" PRId64 ".d8.mask11qk.exact", type_name(type), last,
                       rows + 4);
             mask_last_row(&p, last);
@@ -190,8 +193,8 @@ static void expect_equal_outputs(const fbh_problem *a, const fbh_problem *b) {
     for (int id = FBH_OUT; id <= FBH_DV; id++)
         for (place at = START; next(&a->t[id], &at);) {
             const double x = get(&a->t[id], at), y = get(&b->t[id], at);
-            expect(x == y, "%s[%" PRId64 ",%" PRId64 "] is %.9g, and with either mask alone %.9g", a->t[id].name,
-                   at.i, at.d, x, y);
+            expect(x == y, "%s[%" PRId64 ",%" PRId64 "] is %.9g, and with either mask alone %.9g",
+                   a->t[id].name, at.i, at.d, x, y);
         }
 }
 
@@ -203,10 +206,11 @@ static void br_11_explicit_mask_plus_causal(void **state) {
             const int64_t keys = lengths[n / 3], rows = n % 3 == 0 ? 1 : n % 3 == 1 ? 5 : keys;
             const char *const type = n % 2 ? "f32" : "bf16";
             fbh_problem both, bias, band;
-            open_case(&both, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d64.causal.bias11qk.exact", type, rows, keys);
+            open_case(&both, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d64.causal.bias11qk.exact", type, rows,
+                      keys);
             open_case(&bias, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d64.bias11qk.exact", type, rows, keys);
-            open_case(&band, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d64.causal.left%" PRId64 ".exact", type, rows,
-                      keys, left);
+            open_case(&band, "%s.b1h1k1.q%" PRId64 "k%" PRId64 ".d64.causal.left%" PRId64 ".exact", type,
+                      rows, keys, left);
             set_band_bias(&both, left);
             set_band_bias(&bias, left);
             for (where w = EVERYWHERE; next_where(&w, &both.desc);) {

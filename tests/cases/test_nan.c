@@ -1,5 +1,6 @@
 /* NaN and infinity: what may not be seen changes nothing (R2, R3), what is seen spreads along the formula and
- * nowhere else (R4). Both directions fail a test: a NaN where a number belongs, and a number where NaN does. */
+ * nowhere else (R4). Both directions fail a test: a NaN where a number belongs, and a number where NaN does.
+ */
 #include "support.h"
 
 /* ---- What may not be seen ------------------------------------------------------------------------------ */
@@ -98,8 +99,11 @@ static void check_unseen(int type, const char *shape, const hiding *h) {
             else
                 set_unseen_bytes(&p);
             run(&p, &w);
-            expect(digest(&p) == digest(&clean), "%s in keys and values that no query sees changes the result",
-                   kind == 0 ? "NaN" : kind == 1 ? "infinity" : "0x7f7f");
+            expect(digest(&p) == digest(&clean),
+                   "%s in keys and values that no query sees changes the result",
+                   kind == 0   ? "NaN"
+                   : kind == 1 ? "infinity"
+                               : "0x7f7f");
             expect_unseen_gradients_zero(&p);
         }
     }

@@ -1,12 +1,12 @@
-/* Head widths and groups of heads: every D, Dv other than D, which key/value head a query head reads and whose
- * gradients it adds to. */
+/* Head widths and groups of heads: every D, Dv other than D, which key/value head a query head reads and
+ * whose gradients it adds to. */
 #include "support.h"
 
 /* Rows have gaps of NaN beside them and a forbidden page behind the last; R12 against float64, both passes.
  * Also S0: every width runs forward and backward on every route. */
 static void br_47_head_widths_that_are_not_multiples(void **state) {
     (void)state;
-    const int dims[] = {1,  2,  3,   5,   8,   16,  24,  32,  40,  48,  56,  59,  64,  72,  80, 88,
+    const int dims[] = {1,  2,   3,   5,   8,   16,  24,  32,  40,  48,  56,  59,  64,  72,  80, 88,
                         96, 111, 112, 120, 127, 128, 129, 160, 192, 224, 256, 257, 320, 512, 576};
     for (int type = 0; type < TYPES; type++)
         for (size_t n = 0; n < sizeof dims / sizeof *dims; n++) {
@@ -33,8 +33,8 @@ static void br_47_wider_heads_are_refused_with_the_limit(void **state) {
 
 static void br_46_value_width_differs(void **state) {
     (void)state;
-    const int dims[][2] = {{4, 2},   {2, 6},   {192, 128}, {128, 192}, {64, 1},
-                           {1, 64},  {72, 80}, {320, 256}, {576, 512}};
+    const int dims[][2] = {{4, 2},  {2, 6},   {192, 128}, {128, 192}, {64, 1},
+                           {1, 64}, {72, 80}, {320, 256}, {576, 512}};
     for (int type = 0; type < TYPES; type++)
         for (size_t n = 0; n < 2 * sizeof dims / sizeof *dims; n++) {
             const int rows = n % 2 ? 70 : 8, dim = dims[n / 2][0], dim_v = dims[n / 2][1];
@@ -54,10 +54,12 @@ static void br_46_value_width_differs(void **state) {
         }
 }
 
-/* S2: dK that is transposed on its way shows where Lk and D differ, and, when they are equal, in its values. */
+/* S2: dK that is transposed on its way shows where Lk and D differ, and, when they are equal, in its values.
+ */
 static void s2_dk_arrives_transposed(void **state) {
     (void)state;
-    const char *const shapes[] = {"q8k8.d8", "q7k5.d8", "q16k16.d16", "q33k16.d16", "q20k64.d64", "q7k64.d32"};
+    const char *const shapes[] = {"q8k8.d8",    "q7k5.d8",    "q16k16.d16",
+                                  "q33k16.d16", "q20k64.d64", "q7k64.d32"};
     for (int type = 0; type < TYPES; type++)
         for (size_t n = 0; n < sizeof shapes / sizeof *shapes; n++) {
             fbh_problem p;

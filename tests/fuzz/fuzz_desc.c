@@ -11,7 +11,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 extern const unsigned fb_fuzz_runs;
-const unsigned fb_fuzz_runs = 4000;
+const unsigned fb_fuzz_runs = 8000;
 
 /* ---- Bytes to choices ---------------------------------------------------------------------------------- */
 

@@ -14,6 +14,7 @@ PROGRAM = r"""
 #include "flashback.h"
 #include "flashback_dlpack.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 int main(void) {
     float q = 1, k = 2, v = 3, out = 0;
@@ -23,12 +24,12 @@ int main(void) {
     fb_plan *plan;
     if (fb_plan_create(&plan, &desc) != FB_OK)
         return 1;
-    char workspace[1 << 16];
     fb_io io;
     fb_io_init(&io, sizeof io);
     io.q.data = &q, io.k.data = &k, io.v.data = &v, io.out.data = &out;
-    io.workspace.data = workspace, io.workspace_size = sizeof workspace;
+    io.workspace_size = fb_plan_workspace(plan), io.workspace.data = malloc(io.workspace_size);
     fb_status status = fb_forward(plan, &io);
+    free(io.workspace.data);
     fb_plan_destroy(plan);
     printf("%s %g\n", fb_version(), (double)out);
     return status == FB_OK ? 0 : 2;

@@ -15,6 +15,10 @@ COLUMNS = 110
 
 LONG_FILES = {}
 LONG_FUNCTIONS = {}
+LONG_HEADS = {
+    "src/cpu/backward.c": "the algorithm in pseudo-code",
+    "src/cpu/forward.c": "the algorithm in pseudo-code",
+}
 
 # Words that mark something unfinished, and places that exist on one machine only.
 UNFINISHED = re.compile(r"\b([T]ODO|[F]IXME|[X]XX|[H]ACK)\b")
@@ -68,7 +72,7 @@ class Source(unittest.TestCase):
                 continue
             if path.parts[0] == "include":
                 continue  # the headers are the manual
-            if head[0].count("\n") >= HEAD_LINES:
+            if head[0].count("\n") >= HEAD_LINES and str(path) not in LONG_HEADS:
                 wrong.append(f"{path}: the head comment has more than {HEAD_LINES} lines")
             own_header = path.suffix == ".c" and path.with_suffix(".h") in CODE
             if path.parts[0] == "src" and "Floor:" not in head[0] and not own_header:

@@ -335,11 +335,10 @@ static void test_forced_routes(void **state) {
             "len_q is 9, vector takes at most 8");
     d.len_q = 8;
     accepted(&d);
-    /* S and dP of 2 x 4 x 20 x 30 floats. */
-    d = good(), d.route = FB_UNFUSED, d.score_bytes_max = 38399;
-    refused(&d, FB_UNSUPPORTED, "(38400 bytes), more than the 38399 allowed by score_bytes_max",
-            "take fused");
-    d.score_bytes_max = 38400;
+    /* S and dP of 2 x 4 x 64 x 30 floats. */
+    d = good(), d.len_q = 64, d.route = FB_UNFUSED, d.score_bytes_max = 122879;
+    refused(&d, FB_UNSUPPORTED, "(122880 bytes), more than the 122879 allowed by score_bytes_max", "take fused");
+    d.score_bytes_max = 122880;
     accepted(&d);
 }
 
@@ -401,14 +400,15 @@ static void test_environment_numbers(void **state) {
         }
         with_environment(names[n], NULL);
     }
+    d.len_q = 64;
     with_environment("FLASHBACK_FUSED_MIN_LEN", "31"); /* len_k is 30 */
     assert_string_equal(route_line(&d), "route: unfused, by default");
     d.fused_min_len = 30;
     assert_string_equal(route_line(&d), "route: fused, by default");
     d.fused_min_len = 0;
-    with_environment("FLASHBACK_SCORE_BYTES_MAX", "38399");
+    with_environment("FLASHBACK_SCORE_BYTES_MAX", "122879");
     assert_string_equal(route_line(&d), "route: fused, by default");
-    d.score_bytes_max = 38400;
+    d.score_bytes_max = 122880;
     assert_string_equal(route_line(&d), "route: unfused, by default");
     with_environment("FLASHBACK_FUSED_MIN_LEN", NULL);
     with_environment("FLASHBACK_SCORE_BYTES_MAX", NULL);

@@ -10,8 +10,7 @@
 
 #define ISA avx2
 #define VB 32
-#define MR 6
-#define NV 2
+#define GEMM_TILES(X) X(6, 2) X(8, 1)
 
 #define T float
 #define TI int32_t

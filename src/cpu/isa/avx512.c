@@ -23,8 +23,8 @@ INLINE __m512 exp2_512(__m512 x) {
 
 #define ISA avx512
 #define VB 64
-#define MR 8
-#define NV 2
+/* 24 accumulators for whole tiles; 12x2 for half ones; 8x1 for what is left. */
+#define GEMM_TILES(X) X(6, 4) X(12, 2) X(8, 1)
 
 #define T float
 #define TI int32_t

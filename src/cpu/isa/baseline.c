@@ -4,11 +4,10 @@
 #define ISA baseline
 #define VB 16
 #ifdef __aarch64__
-#define MR 8 /* 32 registers */
+#define GEMM_TILES(X) X(6, 4) X(12, 2) X(8, 1) /* 32 registers */
 #else
-#define MR 4
+#define GEMM_TILES(X) X(4, 2) X(8, 1) /* 16 registers */
 #endif
-#define NV 2
 
 #define T float
 #define TI int32_t

@@ -16,9 +16,9 @@ enum { FB__U8 = 16 };
 
 typedef struct fb__kernels {
     const char *isa;
-    int size;   /* sizeof(T) */
-    int lanes;  /* T per vector */
-    int mr, nv; /* register tile of gemm: rows, vectors */
+    int size;          /* sizeof(T) */
+    int lanes;         /* T per vector */
+    const char *tiles; /* register tiles of gemm, rows x vectors */
 
     /* C[m][n] = A[m][k] B[k][n], or += with `add`. A by strides, so that a transposed view costs nothing;
      * rows of B and C are contiguous. */

@@ -10,8 +10,10 @@
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_2 _Pragma("clang loop unroll_count(2)")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 
 #endif

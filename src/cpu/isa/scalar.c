@@ -3,8 +3,7 @@
 #include "prelude.h"
 
 #define ISA scalar
-#define MR 4
-#define NV 2
+#define GEMM_TILES(X) X(4, 2) X(4, 1)
 
 #define T float
 #define TI int32_t
