@@ -190,6 +190,12 @@ static word_text isa_of(const job *j) {
     return kernels;
 }
 
+/* The peak before or after a row: clocks wander, and neighbours come and go. */
+static double peak_beside(const fb_desc *desc, int threads, double seconds) {
+    return fbh_peak_flops(desc->dtype == FB_F64 ? FBH_PEAK_F64 : FBH_PEAK_F32, threads,
+                          fmin(seconds / 4, 0.1));
+}
+
 /* Fills two rows, forward and backward, of which those asked for are timed. */
 static void measure(const settings *s, const bench_place *place, const fb_desc *desc, fbh_layout layout,
                     uint64_t seed, bench_row *two) {
@@ -225,20 +231,19 @@ static void measure(const settings *s, const bench_place *place, const fb_desc *
         r->extra = job_output_bytes(&j) + fb_plan_workspace(j.plan);
         if (!s->pass[pass])
             continue;
+        const double before = peak_beside(desc, place->threads, s->min_time);
         r->ms = job_time(&j, (fbh_pass)pass, LEAST_RUNS, s->min_time);
+        r->peak_gflops = fmax(before, peak_beside(desc, place->threads, s->min_time));
         r->gflops = bench_flops(desc, (fbh_pass)pass) / r->ms.median * 1e-6;
-        r->peak_percent = place->peak_gflops > 0 ? 100 * r->gflops / place->peak_gflops : 0;
+        r->peak_percent = r->peak_gflops > 0 ? 100 * r->gflops / r->peak_gflops : 0;
     }
     job_close(&j);
 }
 
-/* The peak is measured for as long as a row, and not much longer than it takes to be steady. */
-static bench_place find_place(const fb_desc *desc, double seconds) {
-    bench_place p = {machine_cpu(), machine_compiler(), machine_date(), machine_threads(), 0};
+static bench_place find_place(const fb_desc *desc) {
+    bench_place p = {machine_cpu(), machine_compiler(), machine_date(), machine_threads()};
     if (desc->threads)
         p.threads = desc->threads;
-    p.peak_gflops =
-        fbh_peak_flops(desc->dtype == FB_F64 ? FBH_PEAK_F64 : FBH_PEAK_F32, p.threads, fmin(seconds, 0.2));
     return p;
 }
 
@@ -247,7 +252,7 @@ int cmd_bench(int argc, char **argv) {
     fbh_layout layout;
     read_options(&s, argc, argv);
     bench_list list = make_list(&s, &layout);
-    const bench_place place = find_place(&list.at[0], s.min_time);
+    const bench_place place = find_place(&list.at[0]);
     const bool original = s.original && s.format == BENCH_MD;
     bench_row *rows = calloc(2 * list.count, sizeof *rows);
     size_t count = 0;

@@ -16,16 +16,15 @@ typedef struct bench_row {
     fbh_pass pass;
     word_text mask, route, isa; /* "causal"; the route taken; what its kernels use */
     fbh_stats ms;
-    double gflops, peak_percent; /* of the measured peak; 0 = no peak */
-    uint64_t extra;              /* bytes beside the inputs, for forward and backward together */
-    char refused[400];           /* not empty: why nothing was measured */
+    double gflops, peak_gflops, peak_percent; /* the peak beside this row; 0 = none */
+    uint64_t extra;                           /* bytes beside the inputs, for forward and backward together */
+    char refused[400];                        /* not empty: why nothing was measured */
 } bench_row;
 
 /* What all rows of a run share. */
 typedef struct bench_place {
     word_text machine, compiler, date;
     int threads;
-    double peak_gflops;
 } bench_place;
 
 typedef enum bench_format { BENCH_MD, BENCH_CSV, BENCH_JSONL, BENCH_ORIGINAL } bench_format;

@@ -77,7 +77,7 @@ static void print_jsonl(const bench_place *p, const bench_row *r) {
     json_t *numbers = *r->refused ? json_pack("{s:s}", "refused", r->refused)
                                   : json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "ms_median", r->ms.median,
                                               "ms_min", r->ms.min, "ms_p90", r->ms.p90, "gflops", r->gflops,
-                                              "peak_percent", r->peak_percent, "peak_gflops", p->peak_gflops,
+                                              "peak_percent", r->peak_percent, "peak_gflops", r->peak_gflops,
                                               "peak_extra_bytes", (json_int_t)r->extra);
     json_object_update(row, numbers);
     json_object_update(row, place);

@@ -7,6 +7,8 @@
 #define F16C_LOAD(from) ((V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from))))
 #define F16C_STORE(to, x)                                                                                    \
     _mm_storeu_si128((__m128i *)(to), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
+#define BF16_LOAD(from)                                                                                      \
+    ((V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from))), 16))
 
 #define ISA avx2
 #define VB 32

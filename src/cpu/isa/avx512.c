@@ -6,6 +6,8 @@
 #define F16C_LOAD(from) ((V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from))))
 #define F16C_STORE(to, x)                                                                                    \
     _mm256_storeu_si256((__m256i *)(to), _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT))
+#define BF16_LOAD(from)                                                                                      \
+    ((V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from))), 16))
 
 /* 2^x in seven instructions: f = x - floor(x); 2^f = 1 + f q(f) on [0,1) to 9e-8 (own Remez fit); vscalefps
  * floors x itself, gives 0 for -inf and handles both ends of the range. */
