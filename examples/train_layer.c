@@ -58,7 +58,7 @@ static void fill(float *x, size_t n, float size) {
 
 typedef struct layer {
     fb_plan *plan;
-    fb_io forward, backward;
+    fb_io io;
     float wq[WIDTH * QW], wk[WIDTH * KW], wv[WIDTH * KW], wo[QW * WIDTH];
     float q[ROWS * QW], k[ROWS * KW], v[ROWS * KW], out[ROWS * QW], lse[B * HQ * L];
     float dq[ROWS * QW], dk[ROWS * KW], dv[ROWS * KW], dout[ROWS * QW];
@@ -81,23 +81,17 @@ static fb_status layer_open(layer *a) {
     if (status != FB_OK)
         return status;
 
-    fb_io *io = &a->forward;
+    fb_io *io = &a->io; /* one for both passes: each takes what it needs */
     fb_io_init(io, sizeof *io);
     io->workspace_size = fb_plan_workspace(a->plan);
-    status = fb_alloc(&io->workspace, FB_CPU, 0, io->workspace_size);
     io->q.data = a->q, io->k.data = a->k, io->v.data = a->v;
-    io->out.data = a->out, io->lse.data = a->lse;
-
-    /* The backward takes what the forward has used and left, and the gradients. */
-    io = &a->backward;
-    *io = a->forward;
-    io->dout.data = a->dout;
+    io->out.data = a->out, io->lse.data = a->lse, io->dout.data = a->dout;
     io->dq.data = a->dq, io->dk.data = a->dk, io->dv.data = a->dv;
-    return status;
+    return fb_alloc(&io->workspace, FB_CPU, 0, io->workspace_size);
 }
 
 static void layer_close(layer *a) {
-    fb_free(&a->forward.workspace, FB_CPU, 0);
+    fb_free(&a->io.workspace, FB_CPU, 0);
     fb_plan_destroy(a->plan);
 }
 
@@ -107,7 +101,7 @@ static fb_status layer_step(layer *a, const float *x, const float *target, float
     product(ROWS, QW, WIDTH, x, a->wq, a->q);
     product(ROWS, KW, WIDTH, x, a->wk, a->k);
     product(ROWS, KW, WIDTH, x, a->wv, a->v);
-    fb_status status = fb_forward(a->plan, &a->forward);
+    fb_status status = fb_forward(a->plan, &a->io);
     if (status != FB_OK)
         return status;
     product(ROWS, WIDTH, QW, a->out, a->wo, y);
@@ -120,7 +114,7 @@ static fb_status layer_step(layer *a, const float *x, const float *target, float
     }
 
     product_bt(ROWS, QW, WIDTH, y, a->wo, a->dout);
-    status = fb_backward(a->plan, &a->backward);
+    status = fb_backward(a->plan, &a->io);
     if (status != FB_OK)
         return status;
     descend(ROWS, WIDTH, QW, a->out, y, a->wo);

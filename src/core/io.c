@@ -5,7 +5,8 @@
 #include "try.h"
 #include <string.h>
 
-typedef enum use { UNUSED, OPTIONAL, IN, OUT } use;
+/* UNUSED: the plan has no such tensor. ELSEWHERE: its other pass has, so that one fb_io serves both. */
+typedef enum use { UNUSED, ELSEWHERE, OPTIONAL, IN, OUT } use;
 
 /* Where a tensor lies: bytes [base, end), reached as base + i*stride[0] + j*stride[1] + k*stride[2] + [0,
  * width). */
@@ -17,6 +18,13 @@ typedef struct place {
     int64_t width;
     size_t element;
 } place;
+
+/* `how`, for a tensor of the backward that the plan has. */
+static use backward_use(const fb__problem *p, fb__pass pass, bool has, use how) {
+    if (!has || fb__has(p, FB_FORWARD_ONLY))
+        return UNUSED;
+    return pass == FB__BACKWARD ? how : ELSEWHERE;
+}
 
 #define MAX_PLACES 24
 typedef struct places {
@@ -73,7 +81,7 @@ static fb_status check_overlap(const places *all) {
     for (int i = 0; i < all->n; i++)
         for (int j = 0; j < all->n; j++) {
             const place *a = &all->at[i], *b = &all->at[j];
-            if (a->role != OUT || b->role == UNUSED || i == j || (b->role == OUT && j < i))
+            if (a->role != OUT || b->role <= ELSEWHERE || i == j || (b->role == OUT && j < i))
                 continue;
             if (overlap(a, b))
                 return fb__error(FB_INVALID,
@@ -92,13 +100,13 @@ static fb_status check_present(const places *all) {
         bool empty = !p->width || !p->count[0] || !p->count[1] || !p->count[2];
         if (p->role == UNUSED && p->base)
             return fb__error(FB_INVALID,
-                             "io.%s is given, but the plan does not use it in this pass; set its flag in "
+                             "io.%s is given, but the plan does not use it; set its flag in "
                              "desc.flags, or leave it NULL",
                              p->name);
         if ((p->role == IN || p->role == OUT) && !p->base && !empty)
             return fb__error(FB_INVALID, "io.%s is NULL, but the plan %s it", p->name,
                              p->role == IN ? "reads" : "writes");
-        if (p->base % p->element)
+        if (p->role > ELSEWHERE && p->base % p->element)
             return fb__error(FB_INVALID, "io.%s is 0x%llx, expected a multiple of its element's %zu bytes",
                              p->name, (unsigned long long)p->base, p->element);
     }
@@ -112,7 +120,9 @@ static void list_tensors(const fb__problem *p, fb__pass pass, const fb_io *io, p
     int64_t b = packed ? 1 : d->batch, lq = packed ? d->total_q : d->len_q,
             lk = packed ? d->total_k : d->len_k;
     size_t e = fb__dtype_bytes(d->dtype);
-    use grad = back ? OUT : UNUSED, cotangent = back ? IN : UNUSED;
+    use dout = backward_use(p, pass, true, IN), dq = backward_use(p, pass, !fb__has(p, FB_NO_DQ), OUT);
+    use dk = backward_use(p, pass, !fb__has(p, FB_NO_DK), OUT),
+        dv = backward_use(p, pass, !fb__has(p, FB_NO_DV), OUT);
     const struct {
         const char *name;
         use role;
@@ -124,16 +134,16 @@ static void list_tensors(const fb__problem *p, fb__pass pass, const fb_io *io, p
         {"k", IN, io->k, d->k, d->heads_kv, lk, d->head_dim},
         {"v", IN, io->v, d->v, d->heads_kv, lk, d->head_dim_v},
         {"out", back ? IN : OUT, io->out, d->out, d->heads_q, lq, d->head_dim_v},
-        {"dout", cotangent, io->dout, d->dout, d->heads_q, lq, d->head_dim_v},
-        {"dq", fb__has(p, FB_NO_DQ) ? UNUSED : grad, io->dq, d->dq, d->heads_q, lq, d->head_dim},
-        {"dk", fb__has(p, FB_NO_DK) ? UNUSED : grad, io->dk, d->dk, d->heads_kv, lk, d->head_dim},
-        {"dv", fb__has(p, FB_NO_DV) ? UNUSED : grad, io->dv, d->dv, d->heads_kv, lk, d->head_dim_v},
+        {"dout", dout, io->dout, d->dout, d->heads_q, lq, d->head_dim_v},
+        {"dq", dq, io->dq, d->dq, d->heads_q, lq, d->head_dim},
+        {"dk", dk, io->dk, d->dk, d->heads_kv, lk, d->head_dim},
+        {"dv", dv, io->dv, d->dv, d->heads_kv, lk, d->head_dim_v},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         all->at[all->n++] = strided(rows[i].name, rows[i].role, rows[i].ref, rows[i].s, b, rows[i].heads,
                                     rows[i].rows, rows[i].cols, e);
     fb_shape n = d->bias_shape, m = d->mask_shape;
-    use dbias = back && fb__has(p, FB_DBIAS) ? OUT : UNUSED;
+    use dbias = backward_use(p, pass, fb__has(p, FB_DBIAS), OUT);
     all->at[all->n++] = strided("bias", fb__has(p, FB_BIAS) ? IN : UNUSED, io->bias, d->bias, n.batch,
                                 n.heads, n.rows, n.cols, e);
     all->at[all->n++] = strided("dbias", dbias, io->dbias, d->dbias, n.batch, n.heads, n.rows, n.cols, e);
@@ -151,10 +161,10 @@ static void list_rest(const fb__problem *p, fb__pass pass, const fb_io *io, plac
                      ((d->len_k + d->block_k - 1) / d->block_k);
     use cu = packed ? IN : UNUSED, lens = fb__has(p, FB_LENGTHS) ? OPTIONAL : UNUSED;
     all->at[all->n++] = flat("lse", back ? IN : io->lse.data ? OUT : OPTIONAL, io->lse, stats, stat);
-    all->at[all->n++] = flat("dlse", back && fb__has(p, FB_DLSE) ? IN : UNUSED, io->dlse, stats, stat);
+    all->at[all->n++] = flat("dlse", backward_use(p, pass, fb__has(p, FB_DLSE), IN), io->dlse, stats, stat);
     all->at[all->n++] = flat("sinks", fb__has(p, FB_SINKS) ? IN : UNUSED, io->sinks, d->heads_q, stat);
     all->at[all->n++] =
-        flat("dsinks", back && fb__has(p, FB_DSINKS) ? OUT : UNUSED, io->dsinks, d->heads_q, stat);
+        flat("dsinks", backward_use(p, pass, fb__has(p, FB_DSINKS), OUT), io->dsinks, d->heads_q, stat);
     all->at[all->n++] =
         flat("block_mask", fb__has(p, FB_BLOCK_MASK) ? IN : UNUSED, io->block_mask, blocks, 1);
     all->at[all->n++] = flat("cu_q", cu, io->cu_q, d->batch + 1, 4);

@@ -36,14 +36,14 @@ static bool never(const fb__problem *p) {
 static const struct row {
     fb_route route;
     bool (*fits)(const fb__problem *);
-    const char *when;     /* for explain: auto takes it when ... */
+    const char *when;     /* for explain: auto takes it ... */
     const char *measured; /* where the row was measured */
 } rows[] = {
     /* clang-format off */
-    {FB_VECTOR,    few_queries, "len_q <= 8",                "bench/SPEED.md, routes"},
-    {FB_UNFUSED,   short_keys,  "len_k < fused_min_len",     "bench/SPEED.md, routes"},
-    {FB_FUSED,     always,      "otherwise",                 "bench/SPEED.md, routes"},
-    {FB_REFERENCE, never,       "it is asked for by name",   "the definition, in double precision and slow"},
+    {FB_VECTOR,    few_queries, "when len_q <= 8",            "bench/SPEED.md, routes"},
+    {FB_UNFUSED,   short_keys,  "when len_k < fused_min_len", "bench/SPEED.md, routes"},
+    {FB_FUSED,     always,      "otherwise",                  "bench/SPEED.md, routes"},
+    {FB_REFERENCE, never,       "only by name",               "the definition, in double precision and slow"},
     /* clang-format on */
 };
 #define ROWS (sizeof rows / sizeof *rows)
@@ -78,7 +78,7 @@ void fb__route_explain(const fb__problem *p, fb_route taken, fb__text *text) {
         limit(p, rows[i].route, &why);
         if (rows[i].route == taken)
             fb__text_add(text, "  %s: taken%s%s [%s]\n", fb_route_name(taken),
-                         p->d.route == FB_AUTO ? "; auto takes it when " : "",
+                         p->d.route == FB_AUTO ? "; auto takes it " : "",
                          p->d.route == FB_AUTO ? rows[i].when : "", rows[i].measured);
         else if (why.length)
             fb__text_add(text, "  %s: passed over, can't run: %s\n", fb_route_name(rows[i].route), reason);
@@ -86,7 +86,7 @@ void fb__route_explain(const fb__problem *p, fb_route taken, fb__text *text) {
             fb__text_add(text, "  %s: passed over, %s asks for %s\n", fb_route_name(rows[i].route),
                          p->route_from, fb_route_name(taken));
         else
-            fb__text_add(text, "  %s: passed over, auto takes it when %s [%s]\n",
-                         fb_route_name(rows[i].route), rows[i].when, rows[i].measured);
+            fb__text_add(text, "  %s: passed over, auto takes it %s [%s]\n", fb_route_name(rows[i].route),
+                         rows[i].when, rows[i].measured);
     }
 }

@@ -130,7 +130,7 @@ static void br_64_one_plan_in_several_threads(void **state) {
 static void br_60_races_in_backward(void **state) {
     (void)state;
     const char *const cases[] = {"f16.b4h1k1.q256k128.d64.gain3", "f32.b2h4k2.q77k203.d32.causal",
-                                 "bf16.b1h4k1.q8k700.d64.causal",
+                                 "bf16.b1h4k1.q8k700.d64.causal", "f32.b1h4k1.q60k2000.d32",
                                  "f32.b3h4k2.q50k60.d16.bias11qk.dbias.sinks.dsinks"};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         fbh_problem p;

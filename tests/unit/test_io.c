@@ -220,7 +220,10 @@ static void check_fields(uint32_t flags, bool backward) {
         } else {
             ref->data = memory[i];
             snprintf(given, sizeof given, "io.%s is given", fields[i].name);
-            refused(&c, backward, given, "set its flag in desc.flags, or leave it NULL");
+            if (used(flags, true, i)) /* one fb_io serves both passes */
+                accepted(&c, backward);
+            else
+                refused(&c, backward, given, "set its flag in desc.flags, or leave it NULL");
         }
     }
     fb_plan_destroy(c.plan);

@@ -72,9 +72,9 @@ static void test_explain_options(void **state) {
     d.window = fb_window_band(7, 3);
     d.softcap = 15, d.position_offset = -4, d.scale = -2;
     assert_says(&d, (const char *[]){", scale -2,", "softcap 15", "window left 7", "window right 3",
-                                     "position offset -4", "top-left", ", lengths", ", bias", ", dbias", ", mask",
-                                     ", block mask", ", sinks", ", dsinks", ", dlse", "accumulate", "deterministic",
-                                     NULL});
+                                     "position offset -4", "top-left", ", lengths", ", bias", ", dbias",
+                                     ", mask", ", block mask", ", sinks", ", dsinks", ", dlse", "accumulate",
+                                     "deterministic", NULL});
     d = good(), d.flags = FB_PACKED | FB_FORWARD_ONLY, d.total_q = d.total_k = 400;
     d.window = fb_window_causal();
     assert_says(&d, (const char *[]){"causal", "packed", "forward only", NULL});

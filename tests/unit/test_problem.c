@@ -337,7 +337,8 @@ static void test_forced_routes(void **state) {
     accepted(&d);
     /* S and dP of 2 x 4 x 64 x 30 floats. */
     d = good(), d.len_q = 64, d.route = FB_UNFUSED, d.score_bytes_max = 122879;
-    refused(&d, FB_UNSUPPORTED, "(122880 bytes), more than the 122879 allowed by score_bytes_max", "take fused");
+    refused(&d, FB_UNSUPPORTED, "(122880 bytes), more than the 122879 allowed by score_bytes_max",
+            "take fused");
     d.score_bytes_max = 122880;
     accepted(&d);
 }
