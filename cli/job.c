@@ -58,9 +58,11 @@ double job_run(job *j, fbh_pass pass) {
 fbh_stats job_time(job *j, fbh_pass pass, int least, double seconds) {
     size_t count = 0, room = 64;
     double *ms = malloc(room * sizeof *ms);
+    if (!ms)
+        cli_fail(CLI_LIBRARY, "memory ran out");
     if (least > 1 || seconds > 0)
         job_run(j, pass);
-    for (double start = fbh_now(); ms && ((int)count < least || fbh_now() - start < seconds);) {
+    for (double start = fbh_now(); (int)count < least || fbh_now() - start < seconds;) {
         if (count == room) {
             double *larger = realloc(ms, (room *= 2) * sizeof *ms);
             if (!larger)
@@ -69,8 +71,6 @@ fbh_stats job_time(job *j, fbh_pass pass, int least, double seconds) {
         }
         ms[count++] = job_run(j, pass);
     }
-    if (!ms)
-        cli_fail(CLI_LIBRARY, "memory ran out");
     fbh_stats stats = fbh_stats_of(ms, count);
     free(ms);
     return stats;

@@ -15,7 +15,7 @@ bool complain(complaint *why, const char *format, ...) {
 quoted quote(const char *name) {
     quoted q;
     size_t n = 0;
-    for (; name[n] && n < 40; n++)
+    for (; n < 40 && name[n]; n++)
         q.text[n] = name[n] >= ' ' && name[n] <= '~' ? name[n] : '?';
     strcpy(q.text + n, name[n] ? "..." : "");
     return q;

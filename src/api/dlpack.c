@@ -93,7 +93,7 @@ fb_status fb_desc_from_dlpack(fb_desc *desc, fb_layout layout, const fb_dltensor
     fb__error_clear();
     if (!desc)
         return fb__error(FB_INVALID, "desc is NULL; pass a fb_desc set up by fb_desc_init");
-    fb_desc d = *desc, other;
+    fb_desc d = *desc, other = *desc;
     FB_TRY(fb_strides_from_dlpack(&d.q, layout, q, "q"));
     FB_TRY(fb_strides_from_dlpack(&d.k, layout, k, "k"));
     FB_TRY(fb_strides_from_dlpack(&d.v, layout, v, "v"));

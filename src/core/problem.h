@@ -23,10 +23,11 @@ typedef struct fb__problem {
 /* Fills *problem from *desc and the environment, or says why not. */
 fb_status fb__problem_init(fb__problem *problem, const fb_desc *desc);
 
-/* Fills *full from an io of any known size and checks it against the problem: pointers that are missing or
- * given without their flag, workspace, overlap of outputs. Contents (cu, lens) are the backend's to check. */
-fb_status fb__problem_check_io(const fb__problem *problem, fb__pass pass, size_t workspace, const fb_io *io,
-                               fb_io *full);
+/* Fills *io from the one given, of any known size, and checks it against the problem: pointers that are
+ * missing or given without their flag, workspace, overlap of outputs. Contents (cu, lens) are the backend's
+ * to check. */
+fb_status fb__problem_check_io(const fb__problem *p, fb__pass pass, size_t workspace, const fb_io *given,
+                               fb_io *io);
 
 /* The same for the tensors of fb_merge. */
 fb_status fb__problem_check_merge(const fb__problem *problem, fb_ref out, fb_ref lse, fb_ref other_out,
