@@ -73,7 +73,7 @@
  *     FLASHBACK_SCORE_BYTES_MAX   most bytes of score matrices that the unfused route may use
  *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | avx2 | avx512
  *
- * An unknown value is an error that lists the valid ones.
+ * An unknown value is an error that lists the valid ones; an empty one counts as unset.
  */
 #ifndef FLASHBACK_H
 #define FLASHBACK_H
@@ -273,7 +273,8 @@ typedef struct fb_plan fb_plan;
 FB_API fb_status fb_plan_create(fb_plan **plan, const fb_desc *desc);
 
 /* Bytes of workspace that one call of fb_forward or fb_backward needs; O(B*H*L*D), never O(L^2), unless the
- * route is FB_UNFUSED. One workspace may serve many plans, one call at a time. */
+ * route is FB_UNFUSED. One workspace may serve many plans, one call at a time; ask
+ * each, as a smaller problem may be cut into more parts and need more. */
 FB_API size_t fb_plan_workspace(const fb_plan *plan);
 
 /* Says in words what the plan does: problem, route, kernels, instruction set, tiles, threads, workspace, and

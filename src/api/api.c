@@ -1,7 +1,7 @@
 /* The verbs: each checks its arguments and hands over to the backend. Floor: api. Next: plan.c. */
 #include "../base/env.h"
+#include "../core/error.h"
 #include "../core/names.h"
-#include "../core/try.h"
 #include "plan.h"
 #include <errno.h>
 

@@ -1,6 +1,6 @@
 /* DLPack in: see flashback_dlpack.h. Floor: api. */
 #include "../base/text.h"
-#include "../core/try.h"
+#include "../core/error.h"
 #include "flashback_dlpack.h"
 #include <stdbool.h>
 

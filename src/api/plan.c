@@ -1,6 +1,6 @@
 /* Plans: create, explain, destroy; and the one array of backends. Floor: api. */
 #include "plan.h"
-#include "../core/try.h"
+#include "../core/error.h"
 #include "../cpu/cpu.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@ const fb__backend *fb__backend_of(fb_device device) {
     for (int i = 0; i < fb__backend_count(); i++)
         if (backends[i]->device == device)
             return backends[i];
-    fb__error(FB_NO_DEVICE, "device %s is not part of this library (%s); it has: cpu", fb_device_name(device),
-              fb_version());
+    fb__error_set("device %s is not part of this library (%s); it has: cpu", fb_device_name(device),
+                  fb_version());
     return NULL;
 }
 

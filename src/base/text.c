@@ -19,13 +19,12 @@ void fb__text_add(fb__text *text, const char *format, ...) {
     va_end(arguments);
 }
 
-int fb__error(int status, const char *format, ...) {
+void fb__error_set(const char *format, ...) {
     fb__text text = {error_text, sizeof error_text, 0};
     va_list arguments;
     va_start(arguments, format);
     add(&text, format, arguments);
     va_end(arguments);
-    return status;
 }
 
 const char *fb__error_text(void) { return error_text; }

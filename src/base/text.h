@@ -13,9 +13,8 @@ typedef struct fb__text {
 
 __attribute__((format(printf, 2, 3))) void fb__text_add(fb__text *text, const char *format, ...);
 
-/* Sets the sentence of fb_last_error and returns `status`, so that a refusal is one statement. The int is an
- * fb_status; base knows no enum of the API. */
-__attribute__((format(printf, 2, 3))) int fb__error(int status, const char *format, ...);
+/* Sets the sentence of fb_last_error. Refusals go through fb__error of core/error.h. */
+__attribute__((format(printf, 1, 2))) void fb__error_set(const char *format, ...);
 const char *fb__error_text(void);
 void fb__error_clear(void);
 

@@ -13,7 +13,7 @@ void fb_desc_init(fb_desc *desc, size_t size) {
     memset(&d, 0, sizeof d);
     d.size = (uint32_t)size; /* as told: a longer one is found out by the bytes behind sizeof d */
     d.window = fb_window_none();
-    d.scale = NAN;
+    d.scale = (double)NAN;
     d.bias_shape = d.mask_shape = (fb_shape){1, 1, 1, 1};
     d.block_q = d.block_k = 64;
     d.block_batch = d.block_heads = 1;

@@ -1,8 +1,8 @@
 /* Every rule on the pointers of one call, once: present exactly where the plan uses them, a workspace that is
  * large enough, and outputs that overlap nothing (R15). Floor: core. */
 #include "../base/text.h"
+#include "error.h"
 #include "problem.h"
-#include "try.h"
 #include <string.h>
 
 /* UNUSED: the plan has no such tensor. ELSEWHERE: its other pass has, so that one fb_io serves both. */

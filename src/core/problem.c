@@ -4,9 +4,9 @@
 #include "../base/env.h"
 #include "../base/fpmode.h"
 #include "../base/text.h"
+#include "error.h"
 #include "names.h"
 #include "route.h"
-#include "try.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

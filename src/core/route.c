@@ -1,5 +1,6 @@
 /* See route.h. Rows, best first; the first that fits is taken. */
 #include "route.h"
+#include "error.h"
 #include "names.h"
 #include <stdio.h>
 

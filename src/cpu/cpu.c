@@ -2,8 +2,8 @@
  * Floor: cpu. Next: forward.c. */
 #include "cpu.h"
 #include "../base/env.h"
+#include "../core/error.h"
 #include "../core/route.h"
-#include "../core/try.h"
 #include "backward.h"
 #include "forward.h"
 #include "merge.h"

@@ -1,5 +1,6 @@
 /* See rows.h. FB_HAVE_AVX2 and FB_HAVE_AVX512 say which per-ISA files the build compiled. */
 #include "rows.h"
+#include "../core/error.h"
 #include <string.h>
 
 #define KERNELS(isa) &fb__kernels_##isa##_32, &fb__kernels_##isa##_64
