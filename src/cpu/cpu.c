@@ -140,7 +140,7 @@ static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
     FB_TRY(fb__route_choose(p, &s->route));
     s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
     s->stacked = s->route == FB_VECTOR;
-    s->type = p->d.dtype;
+    s->type = (int)p->d.dtype;
     s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
     cut(s, p);
     count_threads(s, p);
