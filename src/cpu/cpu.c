@@ -68,7 +68,7 @@ static double bound(const fb__cpu_state *s, const fb__problem *p) {
     double keys = (double)(s->key_slots + 1) * (double)(d->heads_kv + 1) * FB__BC;
     double bias = (double)d->bias_shape.batch * (double)d->bias_shape.heads * (double)d->bias_shape.rows *
                   (double)(d->bias_shape.cols + 64) * 8;
-    double threads = (double)(s->threads[0] + s->threads[1]);
+    double threads = (double)s->threads[0] + (double)s->threads[1];
     double slices = threads * (width * FB__BR * (double)(s->blocks + s->sub + 16) + 1e6);
     if (s->route == FB_UNFUSED || s->route == FB_REFERENCE)
         slices += (double)d->len_k * (width * 4 + 8 * FB__BR * 4) * threads + rows * (double)d->len_k * 16;

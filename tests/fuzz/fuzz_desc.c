@@ -62,6 +62,9 @@ static double odd_real(source *s, double usual) {
     return below(s, 32) < 31 ? usual : PICK(s, numbers);
 }
 
+/* A product of dimensions that may be wild: it wraps, and the library is to refuse it. */
+static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
 /* Contiguous, [B,L,H,D], with gaps, or anything. */
 static fb_strides strides(source *s, int64_t heads, int64_t rows, int64_t cols) {
     const int64_t gap = below(s, 3);
@@ -70,13 +73,13 @@ static fb_strides strides(source *s, int64_t heads, int64_t rows, int64_t cols) 
     case 0:
         return made;
     case 1:
-        made = (fb_strides){rows * heads * cols, cols, heads * cols};
+        made = (fb_strides){times(rows, times(heads, cols)), cols, times(heads, cols)};
         break;
     case 2:
         made = (fb_strides){FB_BROADCAST, FB_BROADCAST, cols};
         break;
     default:
-        made = (fb_strides){heads * rows * (cols + gap), rows * (cols + gap), cols + gap};
+        made = (fb_strides){times(heads, times(rows, cols + gap)), times(rows, cols + gap), cols + gap};
     }
     return (fb_strides){odd(s, made.batch), odd(s, made.head), odd(s, made.row)};
 }
