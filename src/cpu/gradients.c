@@ -109,12 +109,12 @@ static void dbias_write(const void *context, int64_t row, int thread) {
 }
 
 void fb__dbias_begin(fb__call *c) {
-    if (fb__has(c->p, FB_DBIAS))
+    if (fb__has(c->p, FB_DBIAS) && c->p->d.bias_shape.cols)
         fb__team_run(c->threads, dbias_rows(c->p), dbias_zero, c);
 }
 
 void fb__dbias_end(fb__call *c) {
-    if (fb__has(c->p, FB_DBIAS) && !c->s->native)
+    if (fb__has(c->p, FB_DBIAS) && c->p->d.bias_shape.cols && !c->s->native)
         fb__team_run(c->threads, dbias_rows(c->p), dbias_write, c);
 }
 

@@ -94,7 +94,7 @@ static void make_numbers(source *s, fb_desc *d) {
     static const int64_t sizes[] = {0, 1, 2, 3, 8, 17, 64, 65, 130};
     d->batch = odd(s, below(s, 4));
     d->heads_kv = odd(s, below(s, 3));
-    d->heads_q = odd(s, d->heads_kv < 100 ? d->heads_kv * below(s, 4) : 1);
+    d->heads_q = odd(s, d->heads_kv < 100 ? times(d->heads_kv, below(s, 4)) : 1);
     d->len_q = odd(s, PICK(s, sizes));
     d->len_k = odd(s, PICK(s, sizes));
     d->head_dim = odd(s, PICK(s, sizes));
@@ -128,8 +128,8 @@ static void make_desc(source *s, fb_desc *d) {
     d->flags = (uint32_t)odd(s, PICK(s, some) | PICK(s, some) | PICK(s, some));
     if (below(s, 4) == 3) {
         d->flags |= FB_PACKED;
-        d->total_q = odd(s, d->len_q < 1000 ? d->len_q * 2 : 0);
-        d->total_k = odd(s, d->len_k < 1000 ? d->len_k * 2 : 0);
+        d->total_q = odd(s, d->len_q < 1000 ? times(d->len_q, 2) : 0);
+        d->total_k = odd(s, d->len_k < 1000 ? times(d->len_k, 2) : 0);
     }
     const int64_t q = d->flags & FB_PACKED ? d->total_q : d->len_q,
                   k = d->flags & FB_PACKED ? d->total_k : d->len_k;
