@@ -273,8 +273,8 @@ typedef struct fb_plan fb_plan;
 FB_API fb_status fb_plan_create(fb_plan **plan, const fb_desc *desc);
 
 /* Bytes of workspace that one call of fb_forward or fb_backward needs; O(B*H*L*D), never O(L^2), unless the
- * route is FB_UNFUSED. One workspace may serve many plans, one call at a time; ask
- * each, as a smaller problem may be cut into more parts and need more. */
+ * route is FB_UNFUSED. One workspace may serve many plans, one call at a time; ask each of
+ * them, as a smaller problem may be cut into more parts and need more. */
 FB_API size_t fb_plan_workspace(const fb_plan *plan);
 
 /* Says in words what the plan does: problem, route, kernels, instruction set, tiles, threads, workspace, and

@@ -3,6 +3,7 @@
 #include "../base/text.h"
 #include "error.h"
 #include "problem.h"
+#include <stddef.h>
 #include <string.h>
 
 /* UNUSED: the plan has no such tensor. ELSEWHERE: its other pass has, so that one fb_io serves both. */
@@ -13,6 +14,7 @@ typedef enum use { UNUSED, ELSEWHERE, OPTIONAL, IN, OUT } use;
 typedef struct place {
     const char *name;
     use role;
+    fb_ref *ref;
     uintptr_t base, end;
     int64_t count[3], stride[3];
     int64_t width;
@@ -32,11 +34,11 @@ typedef struct places {
     int n;
 } places;
 
-static place strided(const char *name, use role, fb_ref ref, fb_strides s, int64_t batch, int64_t heads,
+static place strided(const char *name, use role, fb_ref *ref, fb_strides s, int64_t batch, int64_t heads,
                      int64_t rows, int64_t cols, size_t bytes) {
-    uintptr_t base = (uintptr_t)fb__at(ref);
+    uintptr_t base = (uintptr_t)fb__at(*ref);
     int64_t e = (int64_t)bytes;
-    place p = {name,     role, base, base, {batch, heads, rows}, {s.batch * e, s.head * e, s.row * e},
+    place p = {name,     role, ref, base, base, {batch, heads, rows}, {s.batch * e, s.head * e, s.row * e},
                cols * e, bytes};
     if (base && batch && heads && rows && cols)
         p.end = base + (uintptr_t)((batch - 1) * p.stride[0] + (heads - 1) * p.stride[1] +
@@ -44,7 +46,7 @@ static place strided(const char *name, use role, fb_ref ref, fb_strides s, int64
     return p;
 }
 
-static place flat(const char *name, use role, fb_ref ref, int64_t count, size_t bytes) {
+static place flat(const char *name, use role, fb_ref *ref, int64_t count, size_t bytes) {
     return strided(name, role, ref, (fb_strides){0, 0, 0}, 1, 1, 1, count, bytes);
 }
 
@@ -93,6 +95,10 @@ static fb_status check_overlap(const places *all) {
     return FB_OK;
 }
 
+/* Where a tensor without elements lies if the caller gives NULL: arithmetic on NULL is undefined even with 0.
+ * Nobody reads or writes there. */
+static const max_align_t nowhere;
+
 /* Pointers are there exactly where the plan uses them, and aligned to their element. */
 static fb_status check_present(const places *all) {
     for (int i = 0; i < all->n; i++) {
@@ -103,7 +109,10 @@ static fb_status check_present(const places *all) {
                              "io.%s is given, but the plan does not use it; set its flag in "
                              "desc.flags, or leave it NULL",
                              p->name);
-        if ((p->role == IN || p->role == OUT) && !p->base && !empty)
+        bool missing = (p->role == IN || p->role == OUT) && !p->base;
+        if (missing && empty)
+            *p->ref = (fb_ref){(void *)(uintptr_t)&nowhere, 0};
+        else if (missing)
             return fb__error(FB_INVALID, "io.%s is NULL, but the plan %s it", p->name,
                              p->role == IN ? "reads" : "writes");
         if (p->role > ELSEWHERE && p->base % p->element)
@@ -114,7 +123,7 @@ static fb_status check_present(const places *all) {
 }
 
 /* Tensors with strides. */
-static void list_tensors(const fb__problem *p, fb__pass pass, const fb_io *io, places *all) {
+static void list_tensors(const fb__problem *p, fb__pass pass, fb_io *io, places *all) {
     const fb_desc *d = &p->d;
     bool packed = fb__has(p, FB_PACKED), back = pass == FB__BACKWARD;
     int64_t b = packed ? 1 : d->batch, lq = packed ? d->total_q : d->len_q,
@@ -126,33 +135,33 @@ static void list_tensors(const fb__problem *p, fb__pass pass, const fb_io *io, p
     const struct {
         const char *name;
         use role;
-        fb_ref ref;
+        fb_ref *ref;
         fb_strides s;
         int64_t heads, rows, cols;
     } rows[] = {
-        {"q", IN, io->q, d->q, d->heads_q, lq, d->head_dim},
-        {"k", IN, io->k, d->k, d->heads_kv, lk, d->head_dim},
-        {"v", IN, io->v, d->v, d->heads_kv, lk, d->head_dim_v},
-        {"out", back ? IN : OUT, io->out, d->out, d->heads_q, lq, d->head_dim_v},
-        {"dout", dout, io->dout, d->dout, d->heads_q, lq, d->head_dim_v},
-        {"dq", dq, io->dq, d->dq, d->heads_q, lq, d->head_dim},
-        {"dk", dk, io->dk, d->dk, d->heads_kv, lk, d->head_dim},
-        {"dv", dv, io->dv, d->dv, d->heads_kv, lk, d->head_dim_v},
+        {"q", IN, &io->q, d->q, d->heads_q, lq, d->head_dim},
+        {"k", IN, &io->k, d->k, d->heads_kv, lk, d->head_dim},
+        {"v", IN, &io->v, d->v, d->heads_kv, lk, d->head_dim_v},
+        {"out", back ? IN : OUT, &io->out, d->out, d->heads_q, lq, d->head_dim_v},
+        {"dout", dout, &io->dout, d->dout, d->heads_q, lq, d->head_dim_v},
+        {"dq", dq, &io->dq, d->dq, d->heads_q, lq, d->head_dim},
+        {"dk", dk, &io->dk, d->dk, d->heads_kv, lk, d->head_dim},
+        {"dv", dv, &io->dv, d->dv, d->heads_kv, lk, d->head_dim_v},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         all->at[all->n++] = strided(rows[i].name, rows[i].role, rows[i].ref, rows[i].s, b, rows[i].heads,
                                     rows[i].rows, rows[i].cols, e);
     fb_shape n = d->bias_shape, m = d->mask_shape;
     use dbias = backward_use(p, pass, fb__has(p, FB_DBIAS), OUT);
-    all->at[all->n++] = strided("bias", fb__has(p, FB_BIAS) ? IN : UNUSED, io->bias, d->bias, n.batch,
+    all->at[all->n++] = strided("bias", fb__has(p, FB_BIAS) ? IN : UNUSED, &io->bias, d->bias, n.batch,
                                 n.heads, n.rows, n.cols, e);
-    all->at[all->n++] = strided("dbias", dbias, io->dbias, d->dbias, n.batch, n.heads, n.rows, n.cols, e);
-    all->at[all->n++] = strided("mask", fb__has(p, FB_MASK) ? IN : UNUSED, io->mask, d->mask, m.batch,
+    all->at[all->n++] = strided("dbias", dbias, &io->dbias, d->dbias, n.batch, n.heads, n.rows, n.cols, e);
+    all->at[all->n++] = strided("mask", fb__has(p, FB_MASK) ? IN : UNUSED, &io->mask, d->mask, m.batch,
                                 m.heads, m.rows, m.cols, 1);
 }
 
 /* Tensors that lie flat. */
-static void list_rest(const fb__problem *p, fb__pass pass, const fb_io *io, places *all) {
+static void list_rest(const fb__problem *p, fb__pass pass, fb_io *io, places *all) {
     const fb_desc *d = &p->d;
     bool packed = fb__has(p, FB_PACKED), back = pass == FB__BACKWARD;
     size_t stat = fb__stat_bytes(d->dtype);
@@ -160,17 +169,17 @@ static void list_rest(const fb__problem *p, fb__pass pass, const fb_io *io, plac
     int64_t blocks = d->block_batch * d->block_heads * ((d->len_q + d->block_q - 1) / d->block_q) *
                      ((d->len_k + d->block_k - 1) / d->block_k);
     use cu = packed ? IN : UNUSED, lens = fb__has(p, FB_LENGTHS) ? OPTIONAL : UNUSED;
-    all->at[all->n++] = flat("lse", back ? IN : io->lse.data ? OUT : OPTIONAL, io->lse, stats, stat);
-    all->at[all->n++] = flat("dlse", backward_use(p, pass, fb__has(p, FB_DLSE), IN), io->dlse, stats, stat);
-    all->at[all->n++] = flat("sinks", fb__has(p, FB_SINKS) ? IN : UNUSED, io->sinks, d->heads_q, stat);
+    all->at[all->n++] = flat("lse", back ? IN : io->lse.data ? OUT : OPTIONAL, &io->lse, stats, stat);
+    all->at[all->n++] = flat("dlse", backward_use(p, pass, fb__has(p, FB_DLSE), IN), &io->dlse, stats, stat);
+    all->at[all->n++] = flat("sinks", fb__has(p, FB_SINKS) ? IN : UNUSED, &io->sinks, d->heads_q, stat);
     all->at[all->n++] =
-        flat("dsinks", backward_use(p, pass, fb__has(p, FB_DSINKS), OUT), io->dsinks, d->heads_q, stat);
+        flat("dsinks", backward_use(p, pass, fb__has(p, FB_DSINKS), OUT), &io->dsinks, d->heads_q, stat);
     all->at[all->n++] =
-        flat("block_mask", fb__has(p, FB_BLOCK_MASK) ? IN : UNUSED, io->block_mask, blocks, 1);
-    all->at[all->n++] = flat("cu_q", cu, io->cu_q, d->batch + 1, 4);
-    all->at[all->n++] = flat("cu_k", cu, io->cu_k, d->batch + 1, 4);
-    all->at[all->n++] = flat("lens_q", lens, io->lens_q, d->batch, 4);
-    all->at[all->n++] = flat("lens_k", lens, io->lens_k, d->batch, 4);
+        flat("block_mask", fb__has(p, FB_BLOCK_MASK) ? IN : UNUSED, &io->block_mask, blocks, 1);
+    all->at[all->n++] = flat("cu_q", cu, &io->cu_q, d->batch + 1, 4);
+    all->at[all->n++] = flat("cu_k", cu, &io->cu_k, d->batch + 1, 4);
+    all->at[all->n++] = flat("lens_q", lens, &io->lens_q, d->batch, 4);
+    all->at[all->n++] = flat("lens_k", lens, &io->lens_k, d->batch, 4);
 }
 
 static fb_status take_io(fb_io *full, const fb_io *given) {
@@ -210,7 +219,7 @@ fb_status fb__problem_check_io(const fb__problem *p, fb__pass pass, size_t works
     list_tensors(p, pass, io, &all);
     list_rest(p, pass, io, &all);
     FB_TRY(check_present(&all));
-    all.at[all.n++] = flat("workspace", OUT, io->workspace, (int64_t)workspace, 1);
+    all.at[all.n++] = flat("workspace", OUT, &io->workspace, (int64_t)workspace, 1);
     return check_overlap(&all);
 }
 
@@ -221,10 +230,10 @@ fb_status fb__problem_check_merge(const fb__problem *p, fb_ref out, fb_ref lse, 
     int64_t batch = packed ? 1 : d->batch, rows = packed ? d->total_q : d->len_q;
     size_t element = fb__dtype_bytes(d->dtype), stat = fb__stat_bytes(d->dtype);
     places all = {.n = 4};
-    all.at[0] = strided("out", OUT, out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
-    all.at[1] = flat("lse", OUT, lse, batch * d->heads_q * rows, stat);
-    all.at[2] = strided("other_out", IN, other_out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
-    all.at[3] = flat("other_lse", IN, other_lse, batch * d->heads_q * rows, stat);
+    all.at[0] = strided("out", OUT, &out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
+    all.at[1] = flat("lse", OUT, &lse, batch * d->heads_q * rows, stat);
+    all.at[2] = strided("other_out", IN, &other_out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
+    all.at[3] = flat("other_lse", IN, &other_lse, batch * d->heads_q * rows, stat);
     FB_TRY(check_present(&all));
     return check_overlap(&all);
 }

@@ -275,7 +275,7 @@ void fb__backward_run(fb__call *c) {
     fb__dbias_begin(c);
     /* Units are independent, so how many go through their steps together is free: just enough to feed the
      * threads, which keeps what a unit works on in cache from step to step. */
-    int64_t together = c->threads == 1 ? 1 : fb__ceil(4 * c->threads, c->s->chunks);
+    int64_t together = c->threads == 1 ? 1 : fb__ceil(4 * (int64_t)c->threads, c->s->chunks);
     for (c->wave = 0; c->wave < c->s->waves; c->wave++)
         for (c->unit = 0; c->unit < c->s->per_wave; c->unit += together)
             for (c->step = 0; c->step < c->s->steps; c->step++)

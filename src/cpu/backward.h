@@ -13,8 +13,8 @@ size_t fb__backward_dbias(const fb__cpu_state *state, const fb__problem *problem
 
 void fb__backward_run(fb__call *call);
 
-/* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), those
- * around dbias, and dsinks. */
+/* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), the
+ * step of a tile from S and dP to P and dS, the loops around dbias, and dsinks. */
 void fb__backward_delta_run(fb__call *call);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
                        const fb__mask_scratch *m, void *s, void *dp);

@@ -43,8 +43,7 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     if (!d->heads_q || !d->batch)
         s->slots = 0;
 
-    /* A chunk of fewer than 4 tiles of keys (2 in the backward, which does more for each) is not worth a
-     * task. */
+    /* A chunk of fewer than 4 tiles of keys is not worth packing its queries for. */
     int64_t tasks = fb__max(s->slots * d->heads_kv, 1);
     s->forward_chunks = clamp(fb__ceil(d->tasks, tasks), 1, fb__max(s->key_blocks / 4, 1));
 

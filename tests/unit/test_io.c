@@ -276,7 +276,23 @@ static void test_empty(void **state) {
     c.io.k.data = c.io.v.data = NULL;
     accepted(&c, false);
     fb_plan_destroy(c.plan);
-    d.batch = 0, d.len_k = 5;
+    d.len_k = 5, d.scale = 1;
+    /* q and k, then v and out, have no columns. */
+    for (int route = FB_FUSED; route <= FB_REFERENCE; route++) {
+        d.route = (fb_route)route, d.head_dim = 0, d.head_dim_v = 8;
+        open_desc(&c, &d);
+        c.io.q.data = c.io.k.data = c.io.dq.data = c.io.dk.data = NULL;
+        accepted(&c, false);
+        accepted(&c, true);
+        fb_plan_destroy(c.plan);
+        d.head_dim = 4, d.head_dim_v = 0;
+        open_desc(&c, &d);
+        c.io.v.data = c.io.out.data = c.io.dout.data = c.io.dv.data = NULL;
+        accepted(&c, false);
+        accepted(&c, true);
+        fb_plan_destroy(c.plan);
+    }
+    d.batch = 0, d.head_dim_v = 8, d.route = FB_AUTO;
     open_desc(&c, &d);
     fb_ref workspace = c.io.workspace;
     fb_io_init(&c.io, sizeof c.io);
