@@ -30,8 +30,12 @@ static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static void buffer_create(fbh_buffer *b, size_t bytes, fbh_guard guard) {
     b->bytes = bytes;
     if (guard == FBH_GUARD_NONE) {
-        b->map = must(aligned_alloc(ALIGNMENT, round_up(bytes + 1, ALIGNMENT)), bytes);
+        /* Large ones in huge pages, as fb_alloc gives them. */
+        const size_t whole = round_up(bytes + 1, ALIGNMENT), huge = (size_t)2 << 20;
+        b->map = must(aligned_alloc(whole < 2 * huge ? ALIGNMENT : huge, whole), bytes);
         b->data = b->map;
+        if (whole >= 2 * huge)
+            madvise(b->map, whole / huge * huge, MADV_HUGEPAGE);
     } else {
         const size_t page = (size_t)sysconf(_SC_PAGESIZE), inner = round_up(bytes, page);
         b->map_bytes = inner + 2 * page;

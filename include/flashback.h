@@ -310,7 +310,8 @@ FB_API fb_status fb_merge(const fb_plan *plan, fb_ref out, fb_ref lse, fb_ref ot
 /* ---- Device memory, for programs without a framework --------------------------------------------------- */
 
 /* Allocates `bytes` on a device (64-byte aligned on the CPU, content undefined); 0 bytes gives a valid ref.
- * Release with fb_free. Errors: FB_NO_DEVICE, FB_MEMORY. */
+ * Release with fb_free. From 4 MiB on, CPU memory asks for huge pages, which makes long calls a few percent
+ * faster than malloc's. Errors: FB_NO_DEVICE, FB_MEMORY. */
 FB_API fb_status fb_alloc(fb_ref *ref, fb_device device, int32_t index, size_t bytes);
 FB_API fb_status fb_free(fb_ref *ref, fb_device device, int32_t index); /* sets *ref to NULL */
 /* Copies to and from a device, ordered after what was queued on the default stream. */

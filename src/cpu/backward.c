@@ -1,6 +1,6 @@
 /* Backward, fused and vector routes: one pass, five products, no atomics, bits independent of the threads.
  *
- *     delta = rowsum(dO * O) - dLSE                                   (one loop over blocks, before)
+ *     delta = rowsum(dO * O) - dLSE
  *     for each task = (sequence, key/value head, keys c, rows r):
  *         for each tile of these keys and rows that counts:
  *             S = K Q^T    dP = V dO^T    P = exp2(S - lse)    dS = P (dP - delta)
@@ -10,9 +10,10 @@
  * Two tasks may not add to the same dQ or dK at once, and every sum must have one order. So the keys of a
  * head are dealt to `chunks` tasks and its row blocks to as many groups, and in step s task c works on group
  * (c + s) mod chunks: all tasks of a step touch different keys and different rows, and after all steps each
- * has met each. Keys and rows are dealt round robin, so that under a causal mask or a window all tasks of a
- * step take equally long. With fewer row blocks than chunks there is one step, and each task has its own copy
- * of dQ, summed in order at the end. The number of chunks follows from the shape and desc.tasks alone. Floor:
+ * has met each. The first task that meets rows computes their delta, the last writes their dQ. Keys and rows
+ * are dealt round robin, so that under a causal mask or a window all tasks of a step take equally long. With
+ * fewer row blocks than chunks there is one step, and each task has its own copy of dQ, summed in order at
+ * the end. The number of chunks follows from the shape and desc.tasks alone. Floor:
  * cpu. Next: gradients.c, what happens before and after. */
 #include "backward.h"
 #include "team.h"
@@ -116,8 +117,14 @@ static int64_t keys_in(const task *t, int64_t kb) { return fb__min(FB__BC, t->se
 
 /* ---- One tile ---- */
 
-static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile,
-                          const keys_at_hand *keys, int64_t j, void *dq) {
+/* Q and dO of a block as rows; as lanes they are in the scratch. */
+typedef struct block_rows {
+    fb__operand q, dout;
+} block_rows;
+
+static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
+                          const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq,
+                          fb__ahead *ahead) {
     const fb_desc *d = &c->p->d;
     const scratch *x = &t->x;
     int64_t kb = key_block(c, keys, j);
@@ -127,23 +134,23 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
         key = fb__keys_in_place(c, &t->seq, t->kv, c->io->k, d->k, tile->k0);
         value = fb__keys_in_place(c, &t->seq, t->kv, c->io->v, d->v, tile->k0);
     }
-    fb__tile_scores_product(c, block, tile, key, d->head_dim, x->q_lanes, x->s);
-    fb__tile_scores_product(c, block, tile, value, d->head_dim_v, x->do_lanes, x->dp);
+    fb__tile_scores_product(c, block, tile, key, d->head_dim, x->q_lanes, x->s, ahead);
+    fb__tile_scores_product(c, block, tile, value, d->head_dim_v, x->do_lanes, x->dp, ahead);
     fb__tile_scores(c, block, tile, &x->mask, x->s, true);
     fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp);
     if (!fb__has(c->p, FB_NO_DV))
-        fb__tile_rows_product(c, block, tile, x->s, x->mask.keep, x->do_rows, c->s->dv_pad,
-                              dv_at(c, t, kb, j));
+        fb__tile_rows_product(c, block, tile, x->s, &x->mask, rows->dout, c->s->dv_pad,
+                              dv_at(c, t, kb, j), ahead);
     if (!fb__has(c->p, FB_NO_DK))
-        fb__tile_rows_product(c, block, tile, x->dp, x->mask.keep, x->q_rows, c->s->d_pad,
-                              dk_at(c, t, kb, j));
+        fb__tile_rows_product(c, block, tile, x->dp, &x->mask, rows->q, c->s->d_pad,
+                              dk_at(c, t, kb, j), ahead);
     if (!fb__has(c->p, FB_NO_DQ))
-        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, x->mask.keep, dq, true);
+        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, true, ahead);
 }
 
 /* ---- One task ---- */
 
-static void pack_block(const fb__call *c, const fb__block *block, const scratch *x) {
+static block_rows pack_block(const fb__call *c, const fb__block *block, const scratch *x) {
     const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
     void *rows[FB__BR];
@@ -151,29 +158,57 @@ static void pack_block(const fb__call *c, const fb__block *block, const scratch 
     fb__block_rows(c, block, c->io->q, d->q, rows);
     k->pack_lanes(block->n, block->n_pad, d->head_dim, from, c->s->type, d->scale * 1.4426950408889634,
                   x->q_lanes);
-    k->pack_rows(block->n, d->head_dim, from, c->s->type, 1, x->q_rows, c->s->d_pad);
     fb__block_rows(c, block, c->io->dout, d->dout, rows);
     k->pack_lanes(block->n, block->n_pad, d->head_dim_v, from, c->s->type, 1, x->do_lanes);
-    k->pack_rows(block->n, d->head_dim_v, from, c->s->type, 1, x->do_rows, c->s->dv_pad);
+    return (block_rows){
+        fb__rows_operand(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, x->q_rows),
+        fb__rows_operand(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, x->do_rows)};
 }
 
-static void block_gradient(const fb__call *c, const task *t, int64_t index, const keys_at_hand *keys) {
-    fb__block block;
-    fb__block_init(c, &t->seq, t->kv, index, &block);
-    void *dq = dq_at(c, t, index, c->s->copies > 1 ? t->chunk : 0);
+/* What the products of a block pull while they run: what the block after it needs. */
+static fb__ahead ahead_of(const fb__call *c, const fb__block *next, const void *dq) {
+    const fb_desc *d = &c->p->d;
+    const int64_t row = d->head_dim * c->s->k->size;
+    fb__ahead ahead = {.parts = 0};
+    fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
+    fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
+    fb__ahead_add(&ahead, dq, row, next->n_pad, row);
+    return ahead;
+}
+
+static void block_gradient(const fb__call *c, const task *t, const fb__block *block, void *dq,
+                           const keys_at_hand *keys, fb__ahead *ahead) {
+    block_rows rows;
     bool packed = false;
     for (int64_t j = 0; j < keys->count; j++) {
         int64_t kb = key_block(c, keys, j), k0 = kb * FB__BC;
         fb__tile tile;
-        if (k0 >= block.keys.hi)
+        if (k0 >= block->keys.hi)
             break;
         /* Keys past the sequence's own length are masked for all, so tiles end there. */
-        if (!fb__tile_init(c, &block, k0, fb__min(FB__BC, t->seq.band.len_k - k0), &tile))
+        if (!fb__tile_init(c, block, k0, fb__min(FB__BC, t->seq.band.len_k - k0), &tile))
             continue;
         if (!packed)
-            pack_block(c, &block, &t->x);
+            rows = pack_block(c, block, &t->x);
         packed = true;
-        tile_gradient(c, t, &block, &tile, keys, j, dq);
+        tile_gradient(c, t, block, &rows, &tile, keys, j, dq, ahead);
+    }
+}
+
+/* Every row block of the task against the keys at hand. */
+static void each_block(const fb__call *c, const task *t, const keys_at_hand *keys) {
+    fb__block blocks[2], *block = &blocks[0], *next = &blocks[1];
+    const int64_t copy = c->s->copies > 1 ? t->chunk : 0;
+    if (t->rows < t->blocks)
+        fb__block_init(c, &t->seq, t->kv, t->rows, block);
+    for (int64_t b = t->rows; b < t->blocks; b += c->s->steps) {
+        fb__block_init(c, &t->seq, t->kv, b + c->s->steps, next); /* past the end: n = 0 */
+        fb__ahead ahead = {.parts = 0};
+        if (next->n)
+            ahead = ahead_of(c, next, dq_at(c, t, b + c->s->steps, copy));
+        block_gradient(c, t, block, dq_at(c, t, b, copy), keys, &ahead);
+        fb__block *swap = block;
+        block = next, next = swap;
     }
 }
 
@@ -220,6 +255,28 @@ static void write_dq(const fb__call *c, const fb__block *block, void *dq) {
                           fb__has(c->p, FB_ACCUMULATE));
 }
 
+/* In step 0 a task is the first that meets its rows, in the last step it is the last, unless all tasks share
+ * them (copies). */
+static void begin_rows(const fb__call *c, const task *t) {
+    fb__block block;
+    for (int64_t b = t->rows; b < t->blocks; b += c->s->steps) {
+        memset(dq_at(c, t, b, c->s->copies > 1 ? t->chunk : 0), 0,
+               (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
+        if (c->s->copies > 1)
+            continue;
+        fb__block_init(c, &t->seq, t->kv, b, &block);
+        fb__backward_delta_block(c, &block, t->x.q_lanes);
+    }
+}
+
+static void write_rows(const fb__call *c, const task *t) {
+    fb__block block;
+    for (int64_t b = t->rows; b < t->blocks && !fb__has(c->p, FB_NO_DQ); b += c->s->steps) {
+        fb__block_init(c, &t->seq, t->kv, b, &block);
+        write_dq(c, &block, dq_at(c, t, b, 0));
+    }
+}
+
 /* Unit `unit` of the wave. Units that share dbias are in different waves: one wave per sequence, per head, or
  * both. */
 static void find_unit(const fb__call *c, int64_t unit, task *t) {
@@ -237,23 +294,18 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     t.rows = (t.chunk + c->step) % steps;
     t.blocks = fb__blocks_of(c, &t.seq);
     t.key_blocks = fb__ceil(t.seq.len_k, FB__BC);
-    for (int64_t b = t.rows; b < t.blocks && c->step == 0; b += steps)
-        memset(dq_at(c, &t, b, c->s->copies > 1 ? t.chunk : 0), 0,
-               (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
+    if (c->step == 0)
+        begin_rows(c, &t);
     for (int64_t first = t.chunk; first < t.key_blocks; first += c->s->sub * chunks) {
         keys_at_hand keys = {.first = first,
                              .count = fb__min(c->s->sub, fb__ceil(t.key_blocks - first, chunks))};
         begin_keys(c, &t, &keys);
-        for (int64_t b = t.rows; b < t.blocks; b += steps)
-            block_gradient(c, &t, b, &keys);
+        each_block(c, &t, &keys);
         if (c->step == steps - 1)
             write_keys(c, &t, &keys);
     }
-    fb__block block;
-    for (int64_t b = 0; b < t.blocks && chunks == 1 && !fb__has(c->p, FB_NO_DQ); b++) {
-        fb__block_init(c, &t.seq, t.kv, b, &block);
-        write_dq(c, &block, dq_at(c, &t, b, 0));
-    }
+    if (c->step == steps - 1 && c->s->copies == 1)
+        write_rows(c, &t);
 }
 
 static void dq_task(const void *context, int64_t index, int thread) {
@@ -271,7 +323,8 @@ static void dq_task(const void *context, int64_t index, int thread) {
 }
 
 void fb__backward_run(fb__call *c) {
-    fb__backward_delta_run(c);
+    if (c->s->copies > 1)
+        fb__backward_delta_run(c);
     fb__dbias_begin(c);
     /* Units are independent, so how many go through their steps together is free: just enough to feed the
      * threads, which keeps what a unit works on in cache from step to step. */
@@ -281,7 +334,7 @@ void fb__backward_run(fb__call *c) {
             for (c->step = 0; c->step < c->s->steps; c->step++)
                 fb__team_run(c->threads, fb__min(together, c->s->per_wave - c->unit) * c->s->chunks,
                              gradient_task, c);
-    if (c->s->chunks > 1 && !fb__has(c->p, FB_NO_DQ))
+    if (c->s->copies > 1 && !fb__has(c->p, FB_NO_DQ))
         fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, dq_task, c);
     fb__dbias_end(c);
     fb__dsinks_run(c);

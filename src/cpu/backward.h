@@ -16,6 +16,8 @@ void fb__backward_run(fb__call *call);
 /* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), the
  * step of a tile from S and dP to P and dS, the loops around dbias, and dsinks. */
 void fb__backward_delta_run(fb__call *call);
+/* That of one block; `scratch` has room for two packs of rows. */
+void fb__backward_delta_block(const fb__call *call, const fb__block *block, char *scratch);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
                        const fb__mask_scratch *m, void *s, void *dp);
 void fb__dbias_begin(fb__call *call);

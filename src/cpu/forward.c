@@ -65,7 +65,8 @@ size_t fb__forward_partial(const fb__cpu_state *state, const fb__problem *p) {
 }
 
 /* O, m and l of the block over keys [lo, hi). */
-static void attend(const fb__call *c, const fb__block *block, fb__range keys, const scratch *x) {
+static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb__ahead *ahead,
+                   const scratch *x) {
     const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
     void *rows[FB__BR];
@@ -89,13 +90,13 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, co
                                            c->s->d_pad, x->k);
         fb__operand value = fb__keys_operand(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v,
                                              c->s->dv_pad, x->v);
-        fb__tile_scores_product(c, block, &tile, key, d->head_dim, x->q, x->s);
+        fb__tile_scores_product(c, block, &tile, key, d->head_dim, x->q, x->s, ahead);
         fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
-        if (tile.partial)
-            k->select(nk, n, x->s, x->mask.keep, -HUGE_VAL);
+        fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);
         if (k->softmax(nk, n, x->s, x->m, x->l, x->alpha) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
-        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, x->mask.keep, x->o, !first);
+        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, &x->mask, x->o, !first,
+                               ahead);
         first = false;
     }
     if (first)
@@ -107,22 +108,34 @@ void fb__forward_write(const fb__call *c, const fb__block *block, const void *m,
     const fb_desc *d = &c->p->d;
     const size_t size = (size_t)c->s->k->size;
     void *rows[FB__BR];
-    for (int r = 0; r < block->n_pad; r++)
-        fb__put(c, sinks, r,
-                fb__has(c->p, FB_SINKS) && r < block->n ? fb__get(c, fb__at(c->io->sinks), block->head[r])
-                                                        : -HUGE_VAL);
-    c->s->k->finish(block->n_pad, m, l, sinks, factors, lse);
+    const bool sink = fb__has(c->p, FB_SINKS);
+    for (int r = 0; sink && r < block->n_pad; r++)
+        fb__put(c, sinks, r, r < block->n ? fb__get(c, fb__at(c->io->sinks), block->head[r]) : -HUGE_VAL);
+    c->s->k->finish(block->n_pad, m, l, sink ? sinks : NULL, factors, lse);
     fb__block_rows(c, block, c->io->out, d->out, rows);
     c->s->k->unpack_lanes(block->n, block->n_pad, d->head_dim_v, o, factors, 1, rows, c->s->type, false);
     char *to = fb__at(c->io->lse);
-    for (int r = 0; to && r < block->n; r++)
-        memcpy(to + (size_t)fb__stat_index(c, block, r) * size, fb__tc(c, lse, r), size);
+    int step = c->s->stacked ? 1 : block->n; /* rows of one head lie side by side */
+    for (int r = 0; to && r < block->n; r += step)
+        memcpy(to + (size_t)fb__stat_index(c, block, r) * size, fb__tc(c, lse, r), (size_t)step * size);
 }
 
 /* Chunk `part` of a sequence's keys, in whole tiles. */
 static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
     int64_t per = fb__ceil(fb__ceil(len_k, FB__BC), c->s->forward_chunks) * FB__BC;
     return (fb__range){fb__min(part * per, len_k), fb__min((part + 1) * per, len_k)};
+}
+
+/* What the block's products pull while they run: its rows of out, and the next block's q, if this thread is
+ * the one that needs it. */
+static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t index) {
+    fb__ahead ahead = {.parts = 0};
+    if (c->s->forward_chunks > 1)
+        return ahead;
+    fb__ahead_block(c, block, c->io->out, c->p->d.out, c->p->d.head_dim_v, &ahead);
+    if (c->threads == 1)
+        fb__ahead_index(c, index + 1, c->io->q, c->p->d.q, c->p->d.head_dim, &ahead);
+    return ahead;
 }
 
 static void attend_task(const void *context, int64_t index, int thread) {
@@ -139,7 +152,8 @@ static void attend_task(const void *context, int64_t index, int thread) {
         x.l = fb__t(c, x.m, FB__BR);
         x.o = fb__t(c, x.l, FB__BR);
     }
-    attend(c, &block, chunk_keys(c, block.seq.len_k, index % chunks), &x);
+    fb__ahead ahead = ahead_of(c, &block, index);
+    attend(c, &block, chunk_keys(c, block.seq.len_k, index % chunks), &ahead, &x);
     if (chunks == 1)
         fb__forward_write(c, &block, x.m, x.l, x.o, x.sinks, x.alpha, x.lse);
 }

@@ -30,7 +30,8 @@ int64_t fb__key_slot_of(const fb__call *c, int64_t b) {
     return b * c->s->key_blocks;
 }
 
-void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
+/* Sequence, key/value head and t of a flat index. */
+static int64_t block_find(const fb__call *c, int64_t index, fb__seq *seq, int64_t *kv_head) {
     int64_t kv = index / c->s->slots, slot = index % c->s->slots, lo = 0, hi = c->p->d.batch;
     while (hi - lo > 1) { /* the last sequence that starts at or before the slot */
         int64_t middle = lo + (hi - lo) / 2;
@@ -39,20 +40,22 @@ void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
         else
             hi = middle;
     }
-    fb__seq seq = fb__problem_seq(c->p, c->io, lo);
+    *seq = fb__problem_seq(c->p, c->io, lo);
+    *kv_head = kv;
     /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short
      * one. */
-    int64_t blocks = fb__blocks_of(c, &seq), t = slot - fb__slot_of(c, lo);
-    fb__block_init(c, &seq, kv, t < blocks ? blocks - 1 - t : t, block);
+    int64_t blocks = fb__blocks_of(c, seq), t = slot - fb__slot_of(c, lo);
+    return t < blocks ? blocks - 1 - t : t;
 }
 
 /* ---- Blocks ---- */
 
 static void block_ranges(fb__block *block) {
+    const fb__band band = block->seq.band;
     block->keys = (fb__range){INT64_MAX, 0};
     block->inner = (fb__range){0, INT64_MAX};
     for (int r = 0; r < block->n; r++) {
-        fb__range keys = fb__band_keys(block->seq.band, block->query[r]);
+        fb__range keys = fb__band_keys(band, block->query[r]);
         block->lo[r] = keys.lo;
         block->hi[r] = keys.hi;
         if (keys.lo < keys.hi) {
@@ -68,27 +71,33 @@ static void block_ranges(fb__block *block) {
         block->lo[r] = block->hi[r] = 0;
 }
 
-void fb__block_init(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t t, fb__block *block) {
-    int64_t g = c->p->group, first = 0, rows = 0;
+/* Rows of block t: which head and query each is, and how many. */
+static void block_place(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t t, fb__block *block) {
+    const int64_t g = c->p->group, len = seq->len_q;
+    const int64_t first = (c->s->stacked ? t : t / g) * FB__BR, rows = c->s->stacked ? g * len : len;
+    const int n = (int)fb__min(fb__max(rows - first, 0), FB__BR);
     block->seq = *seq;
     block->kv = kv;
     block->slot = kv * c->s->slots + fb__slot_of(c, seq->b) + t;
-    block->n = 0;
-    if (c->s->stacked) {
-        first = t * FB__BR, rows = g * seq->len_q;
-        for (; block->n < FB__BR && first < rows; block->n++, first++) {
-            block->head[block->n] = kv * g + first / seq->len_q;
-            block->query[block->n] = first % seq->len_q;
-        }
-    } else {
-        first = t / g * FB__BR, rows = seq->len_q;
-        for (; block->n < FB__BR && first < rows; block->n++, first++) {
-            block->head[block->n] = kv * g + t % g;
-            block->query[block->n] = first;
-        }
+    block->n = n;
+    block->n_pad = (int)fb__round_up(n, c->s->k->lanes);
+    for (int r = 0; r < n; r++) {
+        block->head[r] = kv * g + (c->s->stacked ? (first + r) / len : t % g);
+        block->query[r] = c->s->stacked ? (first + r) % len : first + r;
     }
-    block->n_pad = (int)fb__round_up(block->n, c->s->k->lanes);
+    if (n)
+        block->stat = fb__index(fb__lse_strides(c->p), seq, seq->row_q, block->head[0], block->query[0]);
+}
+
+void fb__block_init(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t t, fb__block *block) {
+    block_place(c, seq, kv, t, block);
     block_ranges(block);
+}
+
+void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
+    fb__seq seq;
+    int64_t kv, t = block_find(c, index, &seq, &kv);
+    fb__block_init(c, &seq, kv, t, block);
 }
 
 void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, void *rows[FB__BR]) {
@@ -109,6 +118,8 @@ void fb__key_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
 }
 
 int64_t fb__stat_index(const fb__call *c, const fb__block *block, int r) {
+    if (!c->s->stacked)
+        return block->stat + r;
     return fb__index(fb__lse_strides(c->p), &block->seq, block->seq.row_q, block->head[r], block->query[r]);
 }
 
@@ -178,6 +189,7 @@ bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_
         return false;
     tile->partial =
         covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
+    tile->banded = tile->partial && nk <= FB__BC && !fb__has(c->p, FB_MASK | FB_BIAS | FB_BLOCK_MASK);
     for (int p = 0; p < FB__BR / FB__PANEL; p++) {
         fb__range live = {tile->partial ? nk : 0, tile->partial ? 0 : nk};
         for (int r = p * FB__PANEL; tile->partial && r < fb__min(block->n, (p + 1) * FB__PANEL); r++) {
@@ -209,13 +221,23 @@ static void option_tile(const fb__call *c, const fb__block *block, const fb__til
         memcpy(fb__t(c, to, r * block->n_pad), to, (size_t)(block->n_pad * c->s->k->size));
 }
 
+/* Each lane's live rows among `rows` of the tile from `first` on. */
+static void band_bounds(const fb__call *c, const fb__block *block, const fb__tile *tile, int64_t first,
+                        int64_t rows, const fb__mask_scratch *m) {
+    const int64_t k0 = tile->k0 + first;
+    for (int r = 0; r < block->n_pad; r++) {
+        fb__put(c, m->lo, r, (double)fb__min(fb__max(block->lo[r] - k0, 0), rows));
+        fb__put(c, m->hi, r, (double)fb__min(fb__max(block->hi[r] - k0, 0), rows));
+    }
+}
+
 static void keep_band(const fb__call *c, const fb__block *block, const fb__tile *tile,
                       const fb__mask_scratch *m) {
-    for (int r = 0; r < block->n_pad; r++) {
-        fb__put(c, m->lo, r, (double)fb__min(fb__max(block->lo[r] - tile->k0, 0), tile->nk));
-        fb__put(c, m->hi, r, (double)fb__min(fb__max(block->hi[r] - tile->k0, 0), tile->nk));
+    for (int64_t first = 0; first < tile->nk; first += FB__RANGE_ROWS) {
+        int64_t rows = fb__min(tile->nk - first, FB__RANGE_ROWS);
+        band_bounds(c, block, tile, first, rows, m);
+        c->s->k->keep_range(rows, block->n_pad, fb__t(c, m->keep, first * block->n_pad), m->lo, m->hi);
     }
-    c->s->k->keep_range(tile->nk, block->n_pad, m->keep, m->lo, m->hi);
 }
 
 void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
@@ -227,7 +249,9 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
     if (d->softcap > 0)
         k->softcap(tile->nk, block->n_pad, scores, 1 / (d->softcap * log2e), d->softcap * log2e,
                    gradient ? m->derivative : NULL);
-    if (tile->partial)
+    if (tile->banded)
+        band_bounds(c, block, tile, 0, tile->nk, m);
+    else if (tile->partial)
         keep_band(c, block, tile, m);
     if (fb__has(c->p, FB_MASK)) {
         option_rows(block, fb__at(c->io->mask), d->mask, d->mask_shape.cols, tile->k0, 1, rows);
@@ -245,11 +269,48 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
         block_mask_keep(c, block, tile, m->keep);
 }
 
+void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                     const fb__mask_scratch *m, void *cells, double fill) {
+    if (tile->banded)
+        c->s->k->select_range(tile->nk, block->n_pad, cells, m->lo, m->hi, fill);
+    else if (tile->partial)
+        c->s->k->select(tile->nk, block->n_pad, cells, m->keep, fill);
+}
+
 /* ---- Operands and products ---- */
 
 fb__operand fb__keys_in_place(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
                               int64_t k0) {
     return (fb__operand){fb__tc(c, fb__at(ref), fb__index(s, seq, seq->row_k, kv, k0)), s.row};
+}
+
+void fb__ahead_add(fb__ahead *ahead, const void *at, int64_t step, int64_t rows, int64_t bytes) {
+    if (rows <= 0 || ahead->parts == FB__AHEAD_PARTS)
+        return;
+    ahead->part[ahead->parts].at = at;
+    ahead->part[ahead->parts].step = step;
+    ahead->part[ahead->parts].rows = rows;
+    ahead->part[ahead->parts++].bytes = bytes;
+}
+
+void fb__ahead_block(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
+                     fb__ahead *ahead) {
+    if (c->s->stacked || !block->n)
+        return;
+    int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype);
+    int64_t first = fb__index(s, &block->seq, block->seq.row_q, block->head[0], block->query[0]);
+    fb__ahead_add(ahead, (const char *)fb__at(ref) + first * bytes, s.row * bytes, block->n, cols * bytes);
+}
+
+void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides s, int64_t cols,
+                     fb__ahead *ahead) {
+    fb__seq seq;
+    fb__block block;
+    if (index >= c->s->slots * c->p->d.heads_kv)
+        return;
+    int64_t kv, t = block_find(c, index, &seq, &kv);
+    block_place(c, &seq, kv, t, &block);
+    fb__ahead_block(c, &block, ref, s, cols, ahead);
 }
 
 fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
@@ -266,48 +327,72 @@ fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, 
     return (fb__operand){pack, cols_pad};
 }
 
+/* Loads of whole vectors must be aligned, and rows that lie far apart would meet in the same cache sets. */
+static bool rows_in_place(const fb__call *c, fb_strides s, int64_t cols, const void *first) {
+    const int64_t lanes = c->s->k->lanes;
+    return c->s->native && !c->s->stacked && cols % lanes == 0 && s.row == cols &&
+           (uintptr_t)first % (uintptr_t)(lanes * c->s->k->size) == 0;
+}
+
+fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
+                             int64_t cols_pad, void *pack) {
+    void *rows[FB__BR];
+    fb__block_rows(c, block, ref, s, rows);
+    if (rows_in_place(c, s, cols, rows[0]))
+        return (fb__operand){rows[0], s.row};
+    c->s->k->pack_rows(block->n, cols, (const void *const *)rows, c->s->type, 1, pack, cols_pad);
+    return (fb__operand){pack, cols_pad};
+}
+
 void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                             int64_t cols, const void *b, void *to) {
+                             int64_t cols, const void *b, void *to, fb__ahead *ahead) {
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
     for (int64_t lane = 0; lane < n; lane += step) {
         fb__range live = tile->panel[lane / FB__PANEL];
         c->s->k->gemm(live.hi - live.lo, fb__min(step, n - lane), cols, fb__tc(c, a.at, live.lo * a.row),
-                      a.row, 1, fb__tc(c, b, lane), n, fb__t(c, to, live.lo * n + lane), n, false);
+                      a.row, 1, fb__tc(c, b, lane), n, fb__t(c, to, live.lo * n + lane), n, false, ahead);
     }
 }
 
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const void *keep, void *to, bool add) {
+                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to,
+                            bool add, fb__ahead *ahead) {
     const fb__kernels *k = c->s->k;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
     bool careful = tile->partial && !k->finite(tile->nk, cols, a.at, a.row);
+    if (careful && tile->banded)
+        keep_band(c, block, tile, m);
     for (int64_t lane = 0; lane < n; lane += step) {
         fb__range live = tile->panel[lane / FB__PANEL];
         int64_t width = fb__min(step, n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
         const void *from = fb__tc(c, a.at, live.lo * a.row);
         if (careful)
             k->gemm_keep_lanes(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n,
-                               fb__t(c, to, lane), n, add, fb__tc(c, keep, first), n);
+                               fb__t(c, to, lane), n, add, fb__tc(c, m->keep, first), n);
         else
             k->gemm(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n, fb__t(c, to, lane), n,
-                    add);
+                    add, ahead);
     }
 }
 
 void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
-                           const void *keep, const void *b, int64_t cols_pad, void *to) {
+                           const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
+                           fb__ahead *ahead) {
     const fb__kernels *k = c->s->k;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    bool careful = tile->partial && !k->finite(block->n, cols_pad, b, cols_pad);
+    bool careful = tile->partial && !k->finite(block->n, cols_pad, b.at, b.row);
+    if (careful && tile->banded)
+        keep_band(c, block, tile, m);
     for (int64_t lane = 0; lane < block->n; lane += step) {
         fb__range live = tile->panel[lane / FB__PANEL];
         int64_t rows = fb__min(step, block->n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
-        const void *from = fb__tc(c, b, lane * cols_pad);
+        const void *from = fb__tc(c, b.at, lane * b.row);
         void *at = fb__t(c, to, live.lo * cols_pad);
         if (careful)
-            k->gemm_keep_rows(keys, cols_pad, rows, fb__tc(c, cells, first), n, from, cols_pad, at, cols_pad,
-                              fb__tc(c, keep, first), n);
+            k->gemm_keep_rows(keys, cols_pad, rows, fb__tc(c, cells, first), n, from, b.row, at, cols_pad,
+                              fb__tc(c, m->keep, first), n);
         else
-            k->gemm(keys, cols_pad, rows, fb__tc(c, cells, first), n, 1, from, cols_pad, at, cols_pad, true);
+            k->gemm(keys, cols_pad, rows, fb__tc(c, cells, first), n, 1, from, b.row, at, cols_pad, true,
+                    ahead);
     }
 }

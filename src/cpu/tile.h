@@ -60,18 +60,20 @@ typedef struct fb__call {
 typedef struct fb__block {
     fb__seq seq;
     int64_t kv, slot;
-    int n, n_pad;
+    int64_t stat; /* of row 0: fb__stat_index */
+    int n, n_pad; /* n may be 0, and then the rest means nothing */
     int64_t head[FB__BR], query[FB__BR];
     int64_t lo[FB__BR], hi[FB__BR]; /* each row's band of keys */
     fb__range keys;                 /* all that some row may see */
     fb__range inner;                /* all that every row may see, as far as the band goes */
 } fb__block;
 
-/* A range of keys against a block. Partial ones have a keep tile, and the live keys of each panel of lanes.
- */
+/* A range of keys against a block. Partial ones know which cells count (fb__tile_select), and the live keys
+ * of each panel of lanes. */
 typedef struct fb__tile {
     int64_t k0, nk;
     bool partial;
+    bool banded;                         /* partial by the band alone: no keep tile is made unless needed */
     fb__range panel[FB__BR / FB__PANEL]; /* relative to k0 */
 } fb__tile;
 
@@ -128,10 +130,13 @@ typedef struct fb__mask_scratch {
     void *lo, *hi;
 } fb__mask_scratch;
 
-/* Applies softcap and bias to a tile of scores in log2 units, and builds its keep tile if it is partial. With
+/* Applies softcap and bias to a tile of scores in log2 units, and finds which cells count if it is partial. With
  * `gradient`, the softcap's derivative is left in m->derivative. */
 void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *scores, bool gradient);
+/* Cells that do not count become `fill`. */
+void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                     const fb__mask_scratch *m, void *cells, double fill);
 
 /* K or V of keys k0 ...: where they lie as T, and their row stride. Converts into `pack` where they are not
  * T. */
@@ -145,15 +150,30 @@ fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, 
                              fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
                              void *pack);
 
+/* The block's rows of a tensor of q's shape as [lane][cols_pad]: in place where they lie so, else in `pack`. */
+fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides,
+                             int64_t cols, int64_t cols_pad, void *pack);
+
 /* Products of a tile. S = A B for keys x lanes, leaving out dead panels; O += A^T P for cols x lanes, leaving
  * out dead keys, and, where a partial tile meets NaN or Inf in A, single cells. */
 void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                             int64_t cols, const void *b, void *to);
+                             int64_t cols, const void *b, void *to, fb__ahead *ahead);
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const void *keep, void *to, bool add);
+                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to,
+                            bool add, fb__ahead *ahead);
 /* to[key][cols_pad] += cells B, B = [lane][cols_pad]: the way to dK and dV. */
 void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
-                           const void *keep, const void *b, int64_t cols_pad, void *to);
+                           const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
+                           fb__ahead *ahead);
+
+/* What is needed soon, for gemm to pull: any rectangle, or the rows that a block, or the block of a flat index
+ * (none if past the end), has in a tensor of q's shape. Not in the vector route, whose rows lie in several
+ * heads. What does not fit into `ahead` is left out. */
+void fb__ahead_add(fb__ahead *ahead, const void *at, int64_t step, int64_t rows, int64_t bytes);
+void fb__ahead_block(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides, int64_t cols,
+                     fb__ahead *ahead);
+void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides strides, int64_t cols,
+                     fb__ahead *ahead);
 
 /* Bytes of arrays of T, rounded up to whole cache lines. */
 size_t fb__t_bytes(const fb__cpu_state *s, int64_t count);

@@ -102,7 +102,7 @@ static void scores(const fb__call *c, const fb__block *block, const fb__tile *ti
     fb__block_rows(c, block, c->io->q, c->p->d.q, rows);
     c->s->k->pack_lanes(block->n, block->n_pad, c->p->d.head_dim, (const void *const *)rows, c->s->type,
                         c->p->d.scale * 1.4426950408889634, x->q);
-    fb__tile_scores_product(c, block, tile, key, c->p->d.head_dim, x->q, s);
+    fb__tile_scores_product(c, block, tile, key, c->p->d.head_dim, x->q, s, NULL);
     fb__tile_scores(c, block, tile, &x->mask, s, gradient);
 }
 
@@ -116,15 +116,14 @@ static void forward_task(const void *context, int64_t index, int thread) {
     fb__tile tile = whole(c, &block);
     void *s = scores_at(c, &block, 0);
     scores(c, &block, &tile, operand(c, &block, false, &x), s, &x, false);
-    if (tile.partial)
-        c->s->k->select(tile.nk, block.n_pad, s, x.mask.keep, -HUGE_VAL);
+    fb__tile_select(c, &block, &tile, &x.mask, s, -HUGE_VAL);
     for (int r = 0; r < block.n_pad; r++) {
         fb__put(c, x.m, r, -HUGE_VAL);
         fb__put(c, x.l, r, 0);
     }
     c->s->k->softmax(tile.nk, block.n_pad, s, x.m, x.l, x.alpha);
-    fb__tile_lanes_product(c, &block, &tile, operand(c, &block, true, &x), c->p->d.head_dim_v, s, x.mask.keep,
-                           x.o, false);
+    fb__tile_lanes_product(c, &block, &tile, operand(c, &block, true, &x), c->p->d.head_dim_v, s, &x.mask,
+                           x.o, false, NULL);
     fb__forward_write(c, &block, x.m, x.l, x.o, x.sinks, x.alpha, x.lse);
 }
 
@@ -149,11 +148,11 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     scores(c, &block, &tile, key, s, &x, true);
     fb__block_rows(c, &block, c->io->dout, d->dout, rows);
     k->pack_lanes(block.n, block.n_pad, d->head_dim_v, (const void *const *)rows, c->s->type, 1, x.o);
-    fb__tile_scores_product(c, &block, &tile, value, d->head_dim_v, x.o, dp);
+    fb__tile_scores_product(c, &block, &tile, value, d->head_dim_v, x.o, dp, NULL);
     fb__tile_gradient(c, &block, &tile, &x.mask, s, dp);
     if (fb__has(c->p, FB_NO_DQ))
         return;
-    fb__tile_lanes_product(c, &block, &tile, key, d->head_dim, dp, x.mask.keep, x.q, false);
+    fb__tile_lanes_product(c, &block, &tile, key, d->head_dim, dp, &x.mask, x.q, false, NULL);
     fb__block_rows(c, &block, c->io->dq, d->dq, rows);
     k->unpack_lanes(block.n, block.n_pad, d->head_dim, x.q, NULL, d->scale, rows, c->s->type,
                     fb__has(c->p, FB_ACCUMULATE));
@@ -163,13 +162,11 @@ static void gradient_task(const void *context, int64_t index, int thread) {
 static void add_rows(const fb__call *c, const fb__block *block, const fb__tile *tile, fb_ref ref,
                      fb_strides strides, int64_t cols, int64_t cols_pad, const void *cells, const scratch *x,
                      void *to) {
-    void *rows[FB__BR];
-    fb__block_rows(c, block, ref, strides, rows);
-    c->s->k->pack_rows(block->n, cols, (const void *const *)rows, c->s->type, 1, x->rows, cols_pad);
+    fb__operand rows = fb__rows_operand(c, block, ref, strides, cols, cols_pad, x->rows);
     /* The keep tile is needed only beside NaN or Inf; it is then made anew, on scores that nobody reads. */
-    if (tile->partial && !c->s->k->finite(block->n, cols_pad, x->rows, cols_pad))
+    if (tile->partial && !c->s->k->finite(block->n, cols_pad, rows.at, rows.row))
         fb__tile_scores(c, block, tile, &x->mask, x->mask.derivative, false);
-    fb__tile_rows_product(c, block, tile, cells, x->mask.keep, x->rows, cols_pad, to);
+    fb__tile_rows_product(c, block, tile, cells, &x->mask, rows, cols_pad, to, NULL);
 }
 
 static void write_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides strides,

@@ -14,6 +14,23 @@
 /* Element types that packs read and write; the first four are fb_dtype's. */
 enum { FB__U8 = 16 };
 
+/* Row numbers below this are exact in every T. */
+#define FB__RANGE_ROWS ((int64_t)1 << 24)
+
+/* Memory that products pull into the second-level cache while they compute, a line of it with every row of C:
+ * rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since the buffers
+ * for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
+enum { FB__AHEAD_PARTS = 4 };
+typedef struct fb__ahead {
+    struct {
+        const char *at;
+        ptrdiff_t step;
+        int64_t rows, bytes;
+    } part[FB__AHEAD_PARTS];
+    int parts, next; /* how many there are; the one that is being pulled */
+    int64_t done;    /* bytes of its current row */
+} fb__ahead;
+
 typedef struct fb__kernels {
     const char *isa;
     int size;          /* sizeof(T) */
@@ -21,9 +38,9 @@ typedef struct fb__kernels {
     const char *tiles; /* register tiles of gemm, rows x vectors */
 
     /* C[m][n] = A[m][k] B[k][n], or += with `add`. A by strides, so that a transposed view costs nothing;
-     * rows of B and C are contiguous. */
+     * rows of B and C are contiguous. Pulls from `ahead`, which may be NULL. */
     void (*gemm)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, ptrdiff_t a_col,
-                 const void *b, ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add);
+                 const void *b, ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add, fb__ahead *ahead);
 
     /* The same product where single cells of a tile do not count and their partners may be NaN or Inf: terms
      * that are not kept are left out, not multiplied by 0. keep is a tile of lane masks, rows of `keep_row`.
@@ -56,15 +73,16 @@ typedef struct fb__kernels {
     void (*add_bias)(int64_t rows, int64_t n, void *s, const void *bias, double factor);
     void (*multiply)(int64_t rows, int64_t n, void *s, const void *by);
 
-    /* keep[r][lane] = lo[lane] <= r < hi[lane], bounds as T. */
+    /* keep[r][lane] = lo[lane] <= r < hi[lane], bounds as T, so at most FB__RANGE_ROWS rows. */
     void (*keep_range)(int64_t rows, int64_t n, void *keep, const void *lo, const void *hi);
     /* keep &= mask != 0; keep &= bias != -inf. Both tiles of T. */
     void (*keep_nonzero)(int64_t rows, int64_t n, void *keep, const void *mask);
     void (*keep_finite_bias)(int64_t rows, int64_t n, void *keep, const void *bias);
     /* keep[r_lo..r_hi)[lane] = nothing, for block masks. */
     void (*keep_clear)(int64_t r_lo, int64_t r_hi, int64_t n, int64_t lane, void *keep);
-    /* s = keep ? s : fill */
+    /* s = keep ? s : fill; s = lo[lane] <= r < hi[lane] ? s : fill. */
     void (*select)(int64_t rows, int64_t n, void *s, const void *keep, double fill);
+    void (*select_range)(int64_t rows, int64_t n, void *s, const void *lo, const void *hi, double fill);
     /* Is every element of rows x cols finite? */
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
@@ -74,16 +92,17 @@ typedef struct fb__kernels {
     /* c[r][lane] *= factors[lane] */
     void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
     /* Ends the softmax: from m, l and the lane's sink (natural units; -inf = none) the factor for O and the
-     * natural LSE. A lane without keys has factor 0. */
+     * natural LSE. A lane without keys has factor 0. sinks NULL: none. */
     void (*finish)(int64_t n, const void *m, const void *l, const void *sinks, void *factors, void *lse);
     /* Joins `parts` partial sums (m, l, O) of the same lanes, in order, into the first. m and l of part c
      * begin at c * stat_step elements, O at c * o_step. */
     void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
                  ptrdiff_t o_step);
 
-    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units. */
-    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, const void *lse, const void *delta);
-    /* to[r] = sum_c a[r][c] b[r][c] */
+    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low. */
+    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, const void *high, const void *low,
+                     const void *delta);
+    /* to[r] = sum_c a[r][c] b[r][c], whole vectors of columns */
     void (*dot_rows)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row, const void *b,
                      ptrdiff_t b_row, void *to);
     /* to = sum of `parts` blocks of `count` elements that lie `step` apart, in order, into the first. */
