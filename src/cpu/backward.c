@@ -165,14 +165,40 @@ static block_rows pack_block(const fb__call *c, const fb__block *block, const sc
         fb__rows_operand(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, x->do_rows)};
 }
 
-/* What the products of a block pull while they run: what the block after it needs. */
-static fb__ahead ahead_of(const fb__call *c, const fb__block *next, const void *dq) {
+/* In step 0 a task is the first that meets its rows, in the last step it is the last, unless all tasks share
+ * them (copies). */
+static bool first_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
+    return c->step == 0 && keys->first == t->chunk;
+}
+
+static void begin_block(const fb__call *c, const task *t, const fb__block *block, void *dq) {
+    memset(dq, 0, (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
+    if (c->s->copies == 1)
+        fb__backward_delta_block(c, block, t->x.q_lanes);
+}
+
+/* What the products of the i-th block pull while they run: what the block after it needs, and in the last
+ * step the places of its dQ and of the dK and dV of key block i. */
+static fb__ahead ahead_of(const fb__call *c, const task *t, const keys_at_hand *keys, const fb__block *block,
+                          const fb__block *next, int64_t i, const void *next_dq) {
     const fb_desc *d = &c->p->d;
-    const int64_t row = d->head_dim * c->s->k->size;
+    const int64_t row = d->head_dim * c->s->k->size, kb = key_block(c, keys, i);
     fb__ahead ahead = {.parts = 0};
-    fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
-    fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
-    fb__ahead_add(&ahead, dq, row, next->n_pad, row);
+    if (next->n) {
+        if (first_keys(c, t, keys))
+            fb__ahead_block(c, next, c->io->out, d->out, d->head_dim_v, &ahead);
+        fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
+        fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
+        fb__ahead_add(&ahead, next_dq, row, next->n_pad, row);
+    }
+    if (c->step < c->s->steps - 1)
+        return ahead;
+    if (c->s->copies == 1 && !fb__has(c->p, FB_NO_DQ))
+        fb__ahead_block(c, block, c->io->dq, d->dq, d->head_dim, &ahead);
+    if (i < keys->count && !fb__has(c->p, FB_NO_DK))
+        fb__ahead_keys(c, &t->seq, t->kv, c->io->dk, d->dk, kb * FB__BC, keys_in(t, kb), d->head_dim, &ahead);
+    if (i < keys->count && !fb__has(c->p, FB_NO_DV))
+        fb__ahead_keys(c, &t->seq, t->kv, c->io->dv, d->dv, kb * FB__BC, keys_in(t, kb), d->head_dim_v, &ahead);
     return ahead;
 }
 
@@ -198,14 +224,15 @@ static void block_gradient(const fb__call *c, const task *t, const fb__block *bl
 /* Every row block of the task against the keys at hand. */
 static void each_block(const fb__call *c, const task *t, const keys_at_hand *keys) {
     fb__block blocks[2], *block = &blocks[0], *next = &blocks[1];
-    const int64_t copy = c->s->copies > 1 ? t->chunk : 0;
+    const int64_t copy = c->s->copies > 1 ? t->chunk : 0, steps = c->s->steps;
     if (t->rows < t->blocks)
         fb__block_init(c, &t->seq, t->kv, t->rows, block);
-    for (int64_t b = t->rows; b < t->blocks; b += c->s->steps) {
-        fb__block_init(c, &t->seq, t->kv, b + c->s->steps, next); /* past the end: n = 0 */
-        fb__ahead ahead = {.parts = 0};
-        if (next->n)
-            ahead = ahead_of(c, next, dq_at(c, t, b + c->s->steps, copy));
+    for (int64_t b = t->rows, i = 0; b < t->blocks; b += steps, i++) {
+        fb__block_init(c, &t->seq, t->kv, b + steps, next); /* past the end: n = 0 */
+        void *next_dq = next->n ? dq_at(c, t, b + steps, copy) : NULL;
+        fb__ahead ahead = ahead_of(c, t, keys, block, next, i, next_dq);
+        if (first_keys(c, t, keys))
+            begin_block(c, t, block, dq_at(c, t, b, copy));
         block_gradient(c, t, block, dq_at(c, t, b, copy), keys, &ahead);
         fb__block *swap = block;
         block = next, next = swap;
@@ -255,20 +282,6 @@ static void write_dq(const fb__call *c, const fb__block *block, void *dq) {
                           fb__has(c->p, FB_ACCUMULATE));
 }
 
-/* In step 0 a task is the first that meets its rows, in the last step it is the last, unless all tasks share
- * them (copies). */
-static void begin_rows(const fb__call *c, const task *t) {
-    fb__block block;
-    for (int64_t b = t->rows; b < t->blocks; b += c->s->steps) {
-        memset(dq_at(c, t, b, c->s->copies > 1 ? t->chunk : 0), 0,
-               (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
-        if (c->s->copies > 1)
-            continue;
-        fb__block_init(c, &t->seq, t->kv, b, &block);
-        fb__backward_delta_block(c, &block, t->x.q_lanes);
-    }
-}
-
 static void write_rows(const fb__call *c, const task *t) {
     fb__block block;
     for (int64_t b = t->rows; b < t->blocks && !fb__has(c->p, FB_NO_DQ); b += c->s->steps) {
@@ -294,16 +307,16 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     t.rows = (t.chunk + c->step) % steps;
     t.blocks = fb__blocks_of(c, &t.seq);
     t.key_blocks = fb__ceil(t.seq.len_k, FB__BC);
-    if (c->step == 0)
-        begin_rows(c, &t);
-    for (int64_t first = t.chunk; first < t.key_blocks; first += c->s->sub * chunks) {
-        keys_at_hand keys = {.first = first,
-                             .count = fb__min(c->s->sub, fb__ceil(t.key_blocks - first, chunks))};
+    int64_t first = t.chunk;
+    do { /* once even without keys: rows have a delta and a dQ all the same */
+        int64_t left = fb__max(t.key_blocks - first, 0);
+        keys_at_hand keys = {.first = first, .count = fb__min(c->s->sub, fb__ceil(left, chunks))};
         begin_keys(c, &t, &keys);
         each_block(c, &t, &keys);
         if (c->step == steps - 1)
             write_keys(c, &t, &keys);
-    }
+        first += c->s->sub * chunks;
+    } while (first < t.key_blocks);
     if (c->step == steps - 1 && c->s->copies == 1)
         write_rows(c, &t);
 }

@@ -76,22 +76,28 @@ static void block_place(const fb__call *c, const fb__seq *seq, int64_t kv, int64
     const int64_t g = c->p->group, len = seq->len_q;
     const int64_t first = (c->s->stacked ? t : t / g) * FB__BR, rows = c->s->stacked ? g * len : len;
     const int n = (int)fb__min(fb__max(rows - first, 0), FB__BR);
+    block->n = n;
+    if (!n)
+        return;
     block->seq = *seq;
     block->kv = kv;
     block->slot = kv * c->s->slots + fb__slot_of(c, seq->b) + t;
-    block->n = n;
     block->n_pad = (int)fb__round_up(n, c->s->k->lanes);
-    for (int r = 0; r < n; r++) {
-        block->head[r] = kv * g + (c->s->stacked ? (first + r) / len : t % g);
-        block->query[r] = c->s->stacked ? (first + r) % len : first + r;
+    int64_t head = kv * g + (c->s->stacked ? first / len : t % g);
+    int64_t query = c->s->stacked ? first % len : first;
+    for (int r = 0; r < n; r++, query++) {
+        if (query == len)
+            head++, query = 0;
+        block->head[r] = head;
+        block->query[r] = query;
     }
-    if (n)
-        block->stat = fb__index(fb__lse_strides(c->p), seq, seq->row_q, block->head[0], block->query[0]);
+    block->stat = fb__index(fb__lse_strides(c->p), seq, seq->row_q, block->head[0], block->query[0]);
 }
 
 void fb__block_init(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t t, fb__block *block) {
     block_place(c, seq, kv, t, block);
-    block_ranges(block);
+    if (block->n)
+        block_ranges(block);
 }
 
 void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
@@ -300,6 +306,12 @@ void fb__ahead_block(const fb__call *c, const fb__block *block, fb_ref ref, fb_s
     int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype);
     int64_t first = fb__index(s, &block->seq, block->seq.row_q, block->head[0], block->query[0]);
     fb__ahead_add(ahead, (const char *)fb__at(ref) + first * bytes, s.row * bytes, block->n, cols * bytes);
+}
+
+void fb__ahead_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
+                    int64_t nk, int64_t cols, fb__ahead *ahead) {
+    int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype), first = fb__index(s, seq, seq->row_k, kv, k0);
+    fb__ahead_add(ahead, (const char *)fb__at(ref) + first * bytes, s.row * bytes, nk, cols * bytes);
 }
 
 void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides s, int64_t cols,

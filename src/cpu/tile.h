@@ -166,12 +166,14 @@ void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__
                            const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
                            fb__ahead *ahead);
 
-/* What is needed soon, for gemm to pull: any rectangle, or the rows that a block, or the block of a flat index
- * (none if past the end), has in a tensor of q's shape. Not in the vector route, whose rows lie in several
- * heads. What does not fit into `ahead` is left out. */
+/* What is needed soon, for gemm to pull: any rectangle; the rows that a block, or the block of a flat index
+ * (none if past the end), has in a tensor of q's shape, except in the vector route, whose rows lie in several
+ * heads; keys k0 ... of a tensor of k's shape. What does not fit into `ahead` is left out. */
 void fb__ahead_add(fb__ahead *ahead, const void *at, int64_t step, int64_t rows, int64_t bytes);
 void fb__ahead_block(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides, int64_t cols,
                      fb__ahead *ahead);
+void fb__ahead_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides strides,
+                    int64_t k0, int64_t nk, int64_t cols, fb__ahead *ahead);
 void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides strides, int64_t cols,
                      fb__ahead *ahead);
 

@@ -20,7 +20,7 @@ enum { FB__U8 = 16 };
 /* Memory that products pull into the second-level cache while they compute, a line of it with every row of C:
  * rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since the buffers
  * for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
-enum { FB__AHEAD_PARTS = 4 };
+enum { FB__AHEAD_PARTS = 7 };
 typedef struct fb__ahead {
     struct {
         const char *at;
