@@ -63,15 +63,15 @@ size_t fb__backward_scratch(const fb__cpu_state *state, const fb__problem *p) {
 }
 
 size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *p) {
-    return state->chunks == 1
-               ? 0
-               : fb__t_bytes(state, state->copies * state->slots * p->d.heads_kv * p->d.head_dim * FB__BR);
+    int64_t places = state->grouped ? state->together * state->blocks
+                                    : state->copies * state->slots * p->d.heads_kv;
+    return state->chunks == 1 ? 0 : fb__t_bytes(state, places * p->d.head_dim * FB__BR);
 }
 
 size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
-    return state->chunks == 1 ? 0
-                              : fb__t_bytes(state, state->key_slots * p->d.heads_kv * FB__BC *
-                                                       (state->d_pad + state->dv_pad));
+    int64_t places =
+        state->grouped ? state->together * state->key_blocks : state->key_slots * p->d.heads_kv;
+    return state->chunks == 1 ? 0 : fb__t_bytes(state, places * FB__BC * (state->d_pad + state->dv_pad));
 }
 
 /* ---- A task and its places ---- */
@@ -79,22 +79,27 @@ size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
 typedef struct task {
     fb__seq seq;
     int64_t kv, chunk, rows; /* keys dealt to `chunk`, row blocks dealt to `rows` */
+    int64_t local;           /* which of the units that run together */
     int64_t blocks, key_blocks;
     scratch x;
 } task;
 
 static void *dq_at(const fb__call *c, const task *t, int64_t block, int64_t copy) {
-    int64_t size = c->p->d.head_dim * FB__BR, slot = t->kv * c->s->slots + fb__slot_of(c, t->seq.b) + block;
+    int64_t size = c->p->d.head_dim * FB__BR, slot = t->local * c->s->blocks + block;
     if (c->s->chunks == 1)
         return fb__t(c, t->x.dq, block * size);
-    return fb__t(c, c->base + c->s->at_dq, (copy * c->s->slots * c->p->d.heads_kv + slot) * size);
+    if (!c->s->grouped)
+        slot = (copy * c->p->d.heads_kv + t->kv) * c->s->slots + fb__slot_of(c, t->seq.b) + block;
+    return fb__t(c, c->base + c->s->at_dq, slot * size);
 }
 
 /* dK of key block kb, the j-th of those at hand; dV lies behind it. */
 static void *dk_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
+    int64_t slot = t->local * c->s->key_blocks + kb;
     if (c->s->chunks == 1)
         return fb__t(c, t->x.dk, j * FB__BC * c->s->d_pad);
-    int64_t slot = t->kv * c->s->key_slots + fb__key_slot_of(c, t->seq.b) + kb;
+    if (!c->s->grouped)
+        slot = t->kv * c->s->key_slots + fb__key_slot_of(c, t->seq.b) + kb;
     return fb__t(c, c->base + c->s->at_dkdv, slot * FB__BC * (c->s->d_pad + c->s->dv_pad));
 }
 
@@ -177,19 +182,22 @@ static void begin_block(const fb__call *c, const task *t, const fb__block *block
         fb__backward_delta_block(c, block, t->x.q_lanes);
 }
 
-/* What the products of the i-th block pull while they run: what the block after it needs, and in the last
- * step the places of its dQ and of the dK and dV of key block i. */
+/* What the products of the i-th block pull while they run: what the block after it needs, under a causal mask
+ * with a key block that none has seen, and in the last step the places of its dQ and of the dK and dV of key
+ * block i. */
 static fb__ahead ahead_of(const fb__call *c, const task *t, const keys_at_hand *keys, const fb__block *block,
-                          const fb__block *next, int64_t i, const void *next_dq) {
+                          const fb__block *next, int64_t i) {
     const fb_desc *d = &c->p->d;
-    const int64_t row = d->head_dim * c->s->k->size, kb = key_block(c, keys, i);
+    const int64_t kb = key_block(c, keys, i), kb_next = key_block(c, keys, i + 1);
     fb__ahead ahead = {.parts = 0};
-    if (next->n) {
-        if (first_keys(c, t, keys))
-            fb__ahead_block(c, next, c->io->out, d->out, d->head_dim_v, &ahead);
-        fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
-        fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
-        fb__ahead_add(&ahead, next_dq, row, next->n_pad, row);
+    fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
+    fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
+    if (first_keys(c, t, keys))
+        fb__ahead_block(c, next, c->io->out, d->out, d->head_dim_v, &ahead);
+    if (next->n && i + 1 < keys->count) {
+        int64_t nk = keys_in(t, kb_next);
+        fb__ahead_keys(c, &t->seq, t->kv, c->io->k, d->k, kb_next * FB__BC, nk, d->head_dim, &ahead);
+        fb__ahead_keys(c, &t->seq, t->kv, c->io->v, d->v, kb_next * FB__BC, nk, d->head_dim_v, &ahead);
     }
     if (c->step < c->s->steps - 1)
         return ahead;
@@ -229,8 +237,7 @@ static void each_block(const fb__call *c, const task *t, const keys_at_hand *key
         fb__block_init(c, &t->seq, t->kv, t->rows, block);
     for (int64_t b = t->rows, i = 0; b < t->blocks; b += steps, i++) {
         fb__block_init(c, &t->seq, t->kv, b + steps, next); /* past the end: n = 0 */
-        void *next_dq = next->n ? dq_at(c, t, b + steps, copy) : NULL;
-        fb__ahead ahead = ahead_of(c, t, keys, block, next, i, next_dq);
+        fb__ahead ahead = ahead_of(c, t, keys, block, next, i);
         if (first_keys(c, t, keys))
             begin_block(c, t, block, dq_at(c, t, b, copy));
         block_gradient(c, t, block, dq_at(c, t, b, copy), keys, &ahead);
@@ -302,7 +309,7 @@ static void find_unit(const fb__call *c, int64_t unit, task *t) {
 static void gradient_task(const void *context, int64_t index, int thread) {
     const fb__call *c = context;
     int64_t chunks = c->s->chunks, steps = c->s->steps;
-    task t = {.chunk = index % chunks, .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
+    task t = {.chunk = index % chunks, .local = index / chunks, .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
     find_unit(c, c->unit + index / chunks, &t);
     t.rows = (t.chunk + c->step) % steps;
     t.blocks = fb__blocks_of(c, &t.seq);
@@ -339,9 +346,7 @@ void fb__backward_run(fb__call *c) {
     if (c->s->copies > 1)
         fb__backward_delta_run(c);
     fb__dbias_begin(c);
-    /* Units are independent, so how many go through their steps together is free: just enough to feed the
-     * threads, which keeps what a unit works on in cache from step to step. */
-    int64_t together = c->threads == 1 ? 1 : fb__ceil(4 * (int64_t)c->threads, c->s->chunks);
+    const int64_t together = c->s->together;
     for (c->wave = 0; c->wave < c->s->waves; c->wave++)
         for (c->unit = 0; c->unit < c->s->per_wave; c->unit += together)
             for (c->step = 0; c->step < c->s->steps; c->step++)

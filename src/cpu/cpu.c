@@ -133,6 +133,16 @@ static void count_threads(fb__cpu_state *s, const fb__problem *p) {
         s->threads[i] = (int)clamp(tasks[i], 1, most);
 }
 
+/* Units are independent, so how many go through their steps together is free: just enough to feed the threads,
+ * which keeps what a unit works on in cache from step to step, and its places too, where that needs fewer. */
+static void group(fb__cpu_state *s, const fb__problem *p) {
+    int threads = s->threads[FB__BACKWARD];
+    int64_t units = fb__max(s->per_wave, 1), heads = p->d.heads_kv;
+    s->together = threads == 1 ? 1 : fb__min(fb__ceil(4 * (int64_t)threads, s->chunks), units);
+    s->grouped = s->copies == 1 && s->together * s->blocks < s->slots * heads &&
+                 s->together * s->key_blocks < s->key_slots * heads;
+}
+
 /* Everything but the layout of the workspace. */
 static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
     const fb__features features = fb__features_here();
@@ -146,6 +156,7 @@ static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
     s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
     cut(s, p);
     count_threads(s, p);
+    group(s, p);
     if (bound(s, p) > 0x1p62)
         return fb__error(FB_INVALID, "overflow: the workspace of this problem would not fit into 64 bits");
     return FB_OK;

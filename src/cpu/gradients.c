@@ -159,7 +159,7 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
                        const fb__mask_scratch *m, void *s, void *dp) {
     const fb__kernels *k = c->s->k;
     int64_t nk = tile->nk, n = block->n_pad;
-    k->gradient(nk, n, s, dp, lse_of(c, block), lse_low_of(c, block), delta_of(c, block));
+    fb__tile_weights(c, block, tile, s, dp, lse_of(c, block), lse_low_of(c, block), delta_of(c, block));
     fb__tile_select(c, block, tile, m, s, 0);
     fb__tile_select(c, block, tile, m, dp, 0);
     if (fb__has(c->p, FB_DBIAS))

@@ -42,10 +42,10 @@ static int64_t block_find(const fb__call *c, int64_t index, fb__seq *seq, int64_
     }
     *seq = fb__problem_seq(c->p, c->io, lo);
     *kv_head = kv;
-    /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short
-     * one. */
+    /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short one.
+     * One thread goes the other way, so that only a few keys are new to the cache with every block. */
     int64_t blocks = fb__blocks_of(c, seq), t = slot - fb__slot_of(c, lo);
-    return t < blocks ? blocks - 1 - t : t;
+    return c->threads == 1 || t >= blocks ? t : blocks - 1 - t;
 }
 
 /* ---- Blocks ---- */
@@ -106,21 +106,24 @@ void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
     fb__block_init(c, &seq, kv, t, block);
 }
 
+/* Addresses of rows of head `head`, from row `first` on. */
+static void row_addresses(const fb__call *c, const fb__seq *seq, fb_ref ref, fb_strides s, int64_t first_row,
+                          int64_t head, int64_t first, int64_t count, void **rows) {
+    const int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype), step = s.row * bytes;
+    char *at = (char *)fb__at(ref) + fb__index(s, seq, first_row, head, first) * bytes;
+    for (int64_t r = 0; r < count; r++)
+        rows[r] = at + r * step;
+}
+
 void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, void *rows[FB__BR]) {
-    size_t bytes = fb__dtype_bytes(c->p->d.dtype);
-    char *base = fb__at(ref);
-    for (int r = 0; r < block->n; r++)
-        rows[r] =
-            base +
-            (size_t)fb__index(s, &block->seq, block->seq.row_q, block->head[r], block->query[r]) * bytes;
+    int step = c->s->stacked ? 1 : block->n; /* rows of one head are evenly spaced */
+    for (int r = 0; r < block->n; r += step)
+        row_addresses(c, &block->seq, ref, s, block->seq.row_q, block->head[r], block->query[r], step, rows + r);
 }
 
 void fb__key_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
                   int64_t nk, void *rows[FB__BC]) {
-    size_t bytes = fb__dtype_bytes(c->p->d.dtype);
-    char *base = fb__at(ref);
-    for (int64_t r = 0; r < nk; r++)
-        rows[r] = base + (size_t)fb__index(s, seq, seq->row_k, kv, k0 + r) * bytes;
+    row_addresses(c, seq, ref, s, seq->row_k, kv, k0, nk, rows);
 }
 
 int64_t fb__stat_index(const fb__call *c, const fb__block *block, int r) {
@@ -184,6 +187,28 @@ static void block_mask_keep(const fb__call *c, const fb__block *block, const fb_
 
 /* ---- Tiles ---- */
 
+static fb__range clip(fb__range x, int64_t end) {
+    x = (fb__range){fb__max(x.lo, 0), fb__min(x.hi, end)};
+    return x.lo < x.hi ? x : (fb__range){0, 0};
+}
+
+/* Rows of the tile that some lane of the panel may see, and those that all may. */
+static void panel_ranges(const fb__block *block, int lane, const fb__tile *tile, fb__range *some, fb__range *all) {
+    *some = *all = (fb__range){0, tile->nk};
+    if (!tile->partial)
+        return;
+    *some = (fb__range){tile->nk, 0};
+    for (int r = lane; r < fb__min(block->n, lane + FB__PANEL); r++) {
+        int64_t lo = block->lo[r] - tile->k0, hi = block->hi[r] - tile->k0;
+        some->lo = fb__min(some->lo, lo);
+        some->hi = fb__max(some->hi, hi);
+        all->lo = fb__max(all->lo, lo);
+        all->hi = fb__min(all->hi, hi);
+    }
+    *some = clip(*some, tile->nk);
+    *all = clip(*all, tile->nk);
+}
+
 bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__tile *tile) {
     *tile = (fb__tile){.k0 = k0, .nk = nk};
     if (block->keys.hi <= k0 || block->keys.lo >= k0 + nk)
@@ -195,18 +220,9 @@ bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_
         return false;
     tile->partial =
         covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
-    tile->banded = tile->partial && nk <= FB__BC && !fb__has(c->p, FB_MASK | FB_BIAS | FB_BLOCK_MASK);
-    for (int p = 0; p < FB__BR / FB__PANEL; p++) {
-        fb__range live = {tile->partial ? nk : 0, tile->partial ? 0 : nk};
-        for (int r = p * FB__PANEL; tile->partial && r < fb__min(block->n, (p + 1) * FB__PANEL); r++) {
-            live.lo = fb__min(live.lo, block->lo[r] - k0);
-            live.hi = fb__max(live.hi, block->hi[r] - k0);
-        }
-        tile->panel[p].lo = fb__max(live.lo, 0);
-        tile->panel[p].hi = fb__min(live.hi, nk);
-        if (tile->panel[p].lo >= tile->panel[p].hi)
-            tile->panel[p] = (fb__range){0, 0};
-    }
+    tile->banded = tile->partial && !fb__has(c->p, FB_MASK | FB_BIAS | FB_BLOCK_MASK);
+    for (int p = 0; p < FB__BR / FB__PANEL; p++)
+        panel_ranges(block, p * FB__PANEL, tile, &tile->panel[p], &tile->whole[p]);
     return true;
 }
 
@@ -275,12 +291,59 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
         block_mask_keep(c, block, tile, m->keep);
 }
 
+/* What a pass over the lanes from `lane` on covers: the whole tile, or a panel's live rows if it is banded. */
+typedef struct span {
+    int64_t first, rows, width;
+} span;
+
+static span span_at(const fb__block *block, const fb__tile *tile, int64_t lane) {
+    if (!tile->banded)
+        return (span){0, tile->nk, block->n_pad};
+    fb__range live = tile->panel[lane / FB__PANEL];
+    return (span){live.lo, live.hi - live.lo, fb__min(FB__PANEL, block->n_pad - lane)};
+}
+
 void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *cells, double fill) {
-    if (tile->banded)
-        c->s->k->select_range(tile->nk, block->n_pad, cells, m->lo, m->hi, fill);
-    else if (tile->partial)
-        c->s->k->select(tile->nk, block->n_pad, cells, m->keep, fill);
+    const fb__kernels *k = c->s->k;
+    const int64_t n = block->n_pad;
+    if (tile->partial && !tile->banded)
+        k->select(tile->nk, n, cells, m->keep, fill);
+    for (int64_t lane = 0; tile->banded && lane < n; lane += FB__PANEL) {
+        fb__range live = tile->panel[lane / FB__PANEL], whole = tile->whole[lane / FB__PANEL];
+        const void *lo = fb__tc(c, m->lo, lane), *hi = fb__tc(c, m->hi, lane);
+        void *at = fb__t(c, cells, lane);
+        int64_t width = fb__min(FB__PANEL, n - lane);
+        if (whole.lo == whole.hi)
+            whole = (fb__range){live.hi, live.hi};
+        k->select_range(live.lo, whole.lo, width, at, n, lo, hi, fill);
+        k->select_range(whole.hi, live.hi, width, at, n, lo, hi, fill);
+    }
+}
+
+bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
+                      void *l, void *alpha) {
+    const int64_t n = block->n_pad;
+    bool moved = false;
+    for (int64_t lane = 0; lane < n;) {
+        span x = span_at(block, tile, lane);
+        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, fb__t(c, m, lane),
+                                  fb__t(c, l, lane), fb__t(c, alpha, lane));
+        lane += x.width;
+    }
+    return moved;
+}
+
+void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
+                      const void *lse_high, const void *lse_low, const void *delta) {
+    const int64_t n = block->n_pad;
+    for (int64_t lane = 0; lane < n;) {
+        span x = span_at(block, tile, lane);
+        int64_t at = x.first * n + lane;
+        c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, fb__tc(c, lse_high, lane),
+                          fb__tc(c, lse_low, lane), fb__tc(c, delta, lane));
+        lane += x.width;
+    }
 }
 
 /* ---- Operands and products ---- */

@@ -35,6 +35,8 @@ typedef struct fb__cpu_state {
     int64_t copies;               /* backward: partial dQ per row block; chunks or 1 */
     bool batch_waves, head_waves; /* backward: sequences (heads) share dbias, so they may not run at once */
     int64_t waves, per_wave;
+    int64_t together; /* backward: units of a wave that go through their steps at the same time */
+    bool grouped;     /* and the next ones use the same places for dQ, dK and dV */
     int64_t sub; /* backward: key blocks whose dK and dV stay in cache together */
 
     /* By pass: most threads, scratch bytes of each, and where the arrays behind the slices begin. */
@@ -74,7 +76,8 @@ typedef struct fb__tile {
     int64_t k0, nk;
     bool partial;
     bool banded;                         /* partial by the band alone: no keep tile is made unless needed */
-    fb__range panel[FB__BR / FB__PANEL]; /* relative to k0 */
+    fb__range panel[FB__BR / FB__PANEL]; /* live for some lane, relative to k0 */
+    fb__range whole[FB__BR / FB__PANEL]; /* live for every lane; may be empty */
 } fb__tile;
 
 /* Row `row` of array `base` of T. */
@@ -134,9 +137,15 @@ typedef struct fb__mask_scratch {
  * `gradient`, the softcap's derivative is left in m->derivative. */
 void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *scores, bool gradient);
-/* Cells that do not count become `fill`. */
+/* Cells that do not count become `fill`; of banded tiles only those in live rows of a panel, since no other is
+ * read again. */
 void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *cells, double fill);
+/* The step of the running softmax, and that from S and dP to P and dS, on the rows that are live. */
+bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
+                      void *l, void *alpha);
+void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
+                      const void *lse_high, const void *lse_low, const void *delta);
 
 /* K or V of keys k0 ...: where they lie as T, and their row stride. Converts into `pack` where they are not
  * T. */

@@ -81,6 +81,7 @@ static fb__tile whole(const fb__call *c, const fb__block *block) {
     int64_t nk = block->seq.len_k;
     if (!fb__tile_init(c, block, 0, nk, &tile))
         tile = (fb__tile){.k0 = 0, .nk = nk, .partial = true};
+    tile.banded = false;
     for (int p = 0; p < FB__BR / FB__PANEL; p++)
         tile.panel[p] = (fb__range){0, nk};
     return tile;
@@ -121,7 +122,7 @@ static void forward_task(const void *context, int64_t index, int thread) {
         fb__put(c, x.m, r, -HUGE_VAL);
         fb__put(c, x.l, r, 0);
     }
-    c->s->k->softmax(tile.nk, block.n_pad, s, x.m, x.l, x.alpha);
+    fb__tile_softmax(c, &block, &tile, s, x.m, x.l, x.alpha);
     fb__tile_lanes_product(c, &block, &tile, operand(c, &block, true, &x), c->p->d.head_dim_v, s, &x.mask,
                            x.o, false, NULL);
     fb__forward_write(c, &block, x.m, x.l, x.o, x.sinks, x.alpha, x.lse);

@@ -17,10 +17,10 @@ enum { FB__U8 = 16 };
 /* Row numbers below this are exact in every T. */
 #define FB__RANGE_ROWS ((int64_t)1 << 24)
 
-/* Memory that products pull into the second-level cache while they compute, a line of it with every row of C:
- * rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since the buffers
- * for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
-enum { FB__AHEAD_PARTS = 7 };
+/* Memory that products pull into the second-level cache while they compute, FB__AHEAD_LINES lines of it with
+ * every row of C: rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since
+ * the buffers for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
+enum { FB__AHEAD_PARTS = 8, FB__AHEAD_LINES = 2 };
 typedef struct fb__ahead {
     struct {
         const char *at;
@@ -80,15 +80,17 @@ typedef struct fb__kernels {
     void (*keep_finite_bias)(int64_t rows, int64_t n, void *keep, const void *bias);
     /* keep[r_lo..r_hi)[lane] = nothing, for block masks. */
     void (*keep_clear)(int64_t r_lo, int64_t r_hi, int64_t n, int64_t lane, void *keep);
-    /* s = keep ? s : fill; s = lo[lane] <= r < hi[lane] ? s : fill. */
+    /* s = keep ? s : fill */
     void (*select)(int64_t rows, int64_t n, void *s, const void *keep, double fill);
-    void (*select_range)(int64_t rows, int64_t n, void *s, const void *lo, const void *hi, double fill);
+    /* s[r] = lo[lane] <= r < hi[lane] ? s[r] : fill, for rows [first, end) that are s_row apart. */
+    void (*select_range)(int64_t first, int64_t end, int64_t n, void *s, ptrdiff_t s_row, const void *lo,
+                         const void *hi, double fill);
     /* Is every element of rows x cols finite? */
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
     /* Running softmax in log2 units: S becomes exp2(S - m) for the new maximum m; l is the running sum; alpha
-     * receives exp2(m_old - m). Returns whether some alpha is not 1. */
-    bool (*softmax)(int64_t rows, int64_t n, void *s, void *m, void *l, void *alpha);
+     * receives exp2(m_old - m). Returns whether some alpha is not 1. Rows are s_row apart. */
+    bool (*softmax)(int64_t rows, int64_t n, void *s, ptrdiff_t s_row, void *m, void *l, void *alpha);
     /* c[r][lane] *= factors[lane] */
     void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
     /* Ends the softmax: from m, l and the lane's sink (natural units; -inf = none) the factor for O and the
@@ -99,9 +101,10 @@ typedef struct fb__kernels {
     void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
                  ptrdiff_t o_step);
 
-    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low. */
-    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, const void *high, const void *low,
-                     const void *delta);
+    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low.
+     * Rows of both are `step` apart. */
+    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, ptrdiff_t step, const void *high,
+                     const void *low, const void *delta);
     /* to[r] = sum_c a[r][c] b[r][c], whole vectors of columns */
     void (*dot_rows)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row, const void *b,
                      ptrdiff_t b_row, void *to);
