@@ -129,7 +129,7 @@ typedef struct block_rows {
 
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
                           const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq,
-                          fb__ahead *ahead) {
+                          bool dq_begins, fb__ahead *ahead) {
     const fb_desc *d = &c->p->d;
     const scratch *x = &t->x;
     int64_t kb = key_block(c, keys, j);
@@ -150,7 +150,8 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
         fb__tile_rows_product(c, block, tile, x->dp, &x->mask, rows->q, c->s->d_pad,
                               dk_at(c, t, kb, j), ahead);
     if (!fb__has(c->p, FB_NO_DQ))
-        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, true, ahead);
+        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, !dq_begins,
+                               ahead);
 }
 
 /* ---- One task ---- */
@@ -170,16 +171,9 @@ static block_rows pack_block(const fb__call *c, const fb__block *block, const sc
         fb__rows_operand(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, x->do_rows)};
 }
 
-/* In step 0 a task is the first that meets its rows, in the last step it is the last, unless all tasks share
- * them (copies). */
+/* In step 0 a task is the first that meets its rows (or their copies of dQ), in the last step it is the last. */
 static bool first_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
     return c->step == 0 && keys->first == t->chunk;
-}
-
-static void begin_block(const fb__call *c, const task *t, const fb__block *block, void *dq) {
-    memset(dq, 0, (size_t)(c->p->d.head_dim * FB__BR * c->s->k->size));
-    if (c->s->copies == 1)
-        fb__backward_delta_block(c, block, t->x.q_lanes);
 }
 
 /* What the products of the i-th block pull while they run: what the block after it needs, under a causal mask
@@ -213,7 +207,7 @@ static fb__ahead ahead_of(const fb__call *c, const task *t, const keys_at_hand *
 static void block_gradient(const fb__call *c, const task *t, const fb__block *block, void *dq,
                            const keys_at_hand *keys, fb__ahead *ahead) {
     block_rows rows;
-    bool packed = false;
+    bool packed = false, dq_begins = first_keys(c, t, keys);
     for (int64_t j = 0; j < keys->count; j++) {
         int64_t kb = key_block(c, keys, j), k0 = kb * FB__BC;
         fb__tile tile;
@@ -224,9 +218,11 @@ static void block_gradient(const fb__call *c, const task *t, const fb__block *bl
             continue;
         if (!packed)
             rows = pack_block(c, block, &t->x);
+        tile_gradient(c, t, block, &rows, &tile, keys, j, dq, dq_begins && !packed, ahead);
         packed = true;
-        tile_gradient(c, t, block, &rows, &tile, keys, j, dq, ahead);
     }
+    if (dq_begins && !packed)
+        memset(dq, 0, (size_t)(c->p->d.head_dim * block->n_pad * c->s->k->size));
 }
 
 /* Every row block of the task against the keys at hand. */
@@ -238,8 +234,8 @@ static void each_block(const fb__call *c, const task *t, const keys_at_hand *key
     for (int64_t b = t->rows, i = 0; b < t->blocks; b += steps, i++) {
         fb__block_init(c, &t->seq, t->kv, b + steps, next); /* past the end: n = 0 */
         fb__ahead ahead = ahead_of(c, t, keys, block, next, i);
-        if (first_keys(c, t, keys))
-            begin_block(c, t, block, dq_at(c, t, b, copy));
+        if (first_keys(c, t, keys) && c->s->copies == 1)
+            fb__backward_delta_block(c, block, t->x.q_lanes);
         block_gradient(c, t, block, dq_at(c, t, b, copy), keys, &ahead);
         fb__block *swap = block;
         block = next, next = swap;

@@ -419,14 +419,48 @@ fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref r
     return (fb__operand){pack, cols_pad};
 }
 
+/* Part of a tile for one product: lanes [lane, lane + width), rows `keys`. */
+typedef struct piece {
+    int64_t lane, width;
+    fb__range keys;
+} piece;
+
+enum { MOST_PIECES = 1 + 2 * FB__BR / FB__PANEL };
+
+/* The live part of a tile: the keys that live in all panels at once, in the full width of the register tiles,
+ * then what each panel has besides. */
+static int pieces_of(const fb__block *block, const fb__tile *tile, piece pieces[MOST_PIECES]) {
+    const int64_t n = block->n_pad;
+    fb__range common = {0, tile->nk};
+    int count = 0;
+    for (int64_t lane = 0; lane < n; lane += FB__PANEL) {
+        common.lo = fb__max(common.lo, tile->panel[lane / FB__PANEL].lo);
+        common.hi = fb__min(common.hi, tile->panel[lane / FB__PANEL].hi);
+    }
+    if (common.lo < common.hi)
+        pieces[count++] = (piece){0, n, common};
+    else
+        common = (fb__range){tile->nk, tile->nk};
+    for (int64_t lane = 0; lane < n; lane += FB__PANEL) {
+        fb__range live = tile->panel[lane / FB__PANEL];
+        int64_t width = fb__min(FB__PANEL, n - lane);
+        if (live.lo < fb__min(live.hi, common.lo))
+            pieces[count++] = (piece){lane, width, {live.lo, fb__min(live.hi, common.lo)}};
+        if (fb__max(live.lo, common.hi) < live.hi)
+            pieces[count++] = (piece){lane, width, {fb__max(live.lo, common.hi), live.hi}};
+    }
+    return count;
+}
+
 void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
                              int64_t cols, const void *b, void *to, fb__ahead *ahead) {
-    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    for (int64_t lane = 0; lane < n; lane += step) {
-        fb__range live = tile->panel[lane / FB__PANEL];
-        c->s->k->gemm(live.hi - live.lo, fb__min(step, n - lane), cols, fb__tc(c, a.at, live.lo * a.row),
-                      a.row, 1, fb__tc(c, b, lane), n, fb__t(c, to, live.lo * n + lane), n, false, ahead);
-    }
+    const int64_t n = block->n_pad;
+    piece x[MOST_PIECES];
+    int count = pieces_of(block, tile, x);
+    for (int i = 0; i < count; i++)
+        c->s->k->gemm(x[i].keys.hi - x[i].keys.lo, x[i].width, cols, fb__tc(c, a.at, x[i].keys.lo * a.row),
+                      a.row, 1, fb__tc(c, b, x[i].lane), n, fb__t(c, to, x[i].keys.lo * n + x[i].lane), n,
+                      false, ahead);
 }
 
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
@@ -454,15 +488,19 @@ void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__
                            const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
                            fb__ahead *ahead) {
     const fb__kernels *k = c->s->k;
-    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
+    const int64_t n = block->n_pad;
     bool careful = tile->partial && !k->finite(block->n, cols_pad, b.at, b.row);
     if (careful && tile->banded)
         keep_band(c, block, tile, m);
-    for (int64_t lane = 0; lane < block->n; lane += step) {
-        fb__range live = tile->panel[lane / FB__PANEL];
-        int64_t rows = fb__min(step, block->n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
-        const void *from = fb__tc(c, b.at, lane * b.row);
-        void *at = fb__t(c, to, live.lo * cols_pad);
+    piece x[MOST_PIECES];
+    int count = pieces_of(block, tile, x);
+    for (int i = 0; i < count; i++) {
+        int64_t rows = fb__min(x[i].width, block->n - x[i].lane), first = x[i].keys.lo * n + x[i].lane;
+        int64_t keys = x[i].keys.hi - x[i].keys.lo;
+        const void *from = fb__tc(c, b.at, x[i].lane * b.row);
+        void *at = fb__t(c, to, x[i].keys.lo * cols_pad);
+        if (rows <= 0)
+            continue;
         if (careful)
             k->gemm_keep_rows(keys, cols_pad, rows, fb__tc(c, cells, first), n, from, b.row, at, cols_pad,
                               fb__tc(c, m->keep, first), n);
