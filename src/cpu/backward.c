@@ -63,14 +63,13 @@ size_t fb__backward_scratch(const fb__cpu_state *state, const fb__problem *p) {
 }
 
 size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *p) {
-    int64_t places = state->grouped ? state->together * state->blocks
-                                    : state->copies * state->slots * p->d.heads_kv;
+    int64_t places =
+        state->grouped ? state->together * state->blocks : state->copies * state->slots * p->d.heads_kv;
     return state->chunks == 1 ? 0 : fb__t_bytes(state, places * p->d.head_dim * FB__BR);
 }
 
 size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
-    int64_t places =
-        state->grouped ? state->together * state->key_blocks : state->key_slots * p->d.heads_kv;
+    int64_t places = state->grouped ? state->together * state->key_blocks : state->key_slots * p->d.heads_kv;
     return state->chunks == 1 ? 0 : fb__t_bytes(state, places * FB__BC * (state->d_pad + state->dv_pad));
 }
 
@@ -128,8 +127,8 @@ typedef struct block_rows {
 } block_rows;
 
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
-                          const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq,
-                          bool dq_begins, fb__ahead *ahead) {
+                          const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq, bool dq_begins,
+                          fb__ahead *ahead) {
     const fb_desc *d = &c->p->d;
     const scratch *x = &t->x;
     int64_t kb = key_block(c, keys, j);
@@ -144,14 +143,13 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
     fb__tile_scores(c, block, tile, &x->mask, x->s, true);
     fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp);
     if (!fb__has(c->p, FB_NO_DV))
-        fb__tile_rows_product(c, block, tile, x->s, &x->mask, rows->dout, c->s->dv_pad,
-                              dv_at(c, t, kb, j), ahead);
+        fb__tile_rows_product(c, block, tile, x->s, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
+                              ahead);
     if (!fb__has(c->p, FB_NO_DK))
-        fb__tile_rows_product(c, block, tile, x->dp, &x->mask, rows->q, c->s->d_pad,
-                              dk_at(c, t, kb, j), ahead);
+        fb__tile_rows_product(c, block, tile, x->dp, &x->mask, rows->q, c->s->d_pad, dk_at(c, t, kb, j),
+                              ahead);
     if (!fb__has(c->p, FB_NO_DQ))
-        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, !dq_begins,
-                               ahead);
+        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, !dq_begins, ahead);
 }
 
 /* ---- One task ---- */
@@ -162,8 +160,7 @@ static block_rows pack_block(const fb__call *c, const fb__block *block, const sc
     void *rows[FB__BR];
     const void *const *from = (const void *const *)rows;
     fb__block_rows(c, block, c->io->q, d->q, rows);
-    k->pack_lanes(block->n, block->n_pad, d->head_dim, from, c->s->type, d->scale * 1.4426950408889634,
-                  x->q_lanes);
+    k->pack_lanes(block->n, block->n_pad, d->head_dim, from, c->s->type, fb__pack_factor(c), x->q_lanes);
     fb__block_rows(c, block, c->io->dout, d->dout, rows);
     k->pack_lanes(block->n, block->n_pad, d->head_dim_v, from, c->s->type, 1, x->do_lanes);
     return (block_rows){
@@ -171,7 +168,8 @@ static block_rows pack_block(const fb__call *c, const fb__block *block, const sc
         fb__rows_operand(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, x->do_rows)};
 }
 
-/* In step 0 a task is the first that meets its rows (or their copies of dQ), in the last step it is the last. */
+/* In step 0 a task is the first that meets its rows (or their copies of dQ), in the last step it is the last.
+ */
 static bool first_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
     return c->step == 0 && keys->first == t->chunk;
 }
@@ -200,7 +198,8 @@ static fb__ahead ahead_of(const fb__call *c, const task *t, const keys_at_hand *
     if (i < keys->count && !fb__has(c->p, FB_NO_DK))
         fb__ahead_keys(c, &t->seq, t->kv, c->io->dk, d->dk, kb * FB__BC, keys_in(t, kb), d->head_dim, &ahead);
     if (i < keys->count && !fb__has(c->p, FB_NO_DV))
-        fb__ahead_keys(c, &t->seq, t->kv, c->io->dv, d->dv, kb * FB__BC, keys_in(t, kb), d->head_dim_v, &ahead);
+        fb__ahead_keys(c, &t->seq, t->kv, c->io->dv, d->dv, kb * FB__BC, keys_in(t, kb), d->head_dim_v,
+                       &ahead);
     return ahead;
 }
 
@@ -305,7 +304,9 @@ static void find_unit(const fb__call *c, int64_t unit, task *t) {
 static void gradient_task(const void *context, int64_t index, int thread) {
     const fb__call *c = context;
     int64_t chunks = c->s->chunks, steps = c->s->steps;
-    task t = {.chunk = index % chunks, .local = index / chunks, .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
+    task t = {.chunk = index % chunks,
+              .local = index / chunks,
+              .x = carve(c->s, c->p, c->base + (size_t)thread * c->slice)};
     find_unit(c, c->unit + index / chunks, &t);
     t.rows = (t.chunk + c->step) % steps;
     t.blocks = fb__blocks_of(c, &t.seq);

@@ -133,8 +133,9 @@ static void count_threads(fb__cpu_state *s, const fb__problem *p) {
         s->threads[i] = (int)clamp(tasks[i], 1, most);
 }
 
-/* Units are independent, so how many go through their steps together is free: just enough to feed the threads,
- * which keeps what a unit works on in cache from step to step, and its places too, where that needs fewer. */
+/* Units are independent, so how many go through their steps together is free: just enough to feed the
+ * threads, which keeps what a unit works on in cache from step to step, and its places too, where that needs
+ * fewer. */
 static void group(fb__cpu_state *s, const fb__problem *p) {
     int threads = s->threads[FB__BACKWARD];
     int64_t units = fb__max(s->per_wave, 1), heads = p->d.heads_kv;
@@ -225,8 +226,16 @@ static void ref_task(const void *context, int64_t unit, int thread) {
     fb__ref_run(c->p, c->pass, c->io, unit, c->base + (size_t)thread * c->slice);
 }
 
+static fb_status no_stream(const char *name, const void *stream) {
+    if (stream)
+        return fb__error(FB_INVALID, "%s is %p, but calls on the CPU end before they return; it must be NULL",
+                         name, stream);
+    return FB_OK;
+}
+
 static fb_status run(const void *state, const fb__problem *p, fb__pass pass, const fb_io *io) {
     const fb__cpu_state *s = state;
+    FB_TRY(no_stream("io.stream", io->stream));
     FB_TRY(fb__problem_check_lengths(p, io));
     uintptr_t base = ((uintptr_t)fb__at(io->workspace) + 63) / 64 * 64;
     fb__call call = {.s = s,
@@ -290,7 +299,14 @@ static fb_status memory_read(void *to, fb_ref from, size_t bytes, int32_t index)
 
 static fb_status sync_nothing(int32_t index, void *stream) {
     (void)index;
-    (void)stream;
+    return no_stream("stream", stream);
+}
+
+static fb_status merge(const void *state, const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out,
+                       fb_ref other_lse, void *stream) {
+    (void)state;
+    FB_TRY(no_stream("stream", stream));
+    fb__merge(p, out, lse, other_out, other_lse);
     return FB_OK;
 }
 
@@ -299,7 +315,7 @@ const fb__backend fb__cpu = {
     .check = check,
     .prepare = prepare,
     .run = run,
-    .merge = fb__merge,
+    .merge = merge,
     .explain = explain,
     .drop = drop,
     .info = info,

@@ -72,8 +72,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
     void *rows[FB__BR];
     int64_t n = block->n_pad;
     fb__block_rows(c, block, c->io->q, d->q, rows);
-    k->pack_lanes(block->n, n, d->head_dim, (const void *const *)rows, c->s->type,
-                  d->scale * 1.4426950408889634, x->q);
+    k->pack_lanes(block->n, n, d->head_dim, (const void *const *)rows, c->s->type, fb__pack_factor(c), x->q);
     for (int64_t r = 0; r < n; r++) {
         fb__put(c, x->m, r, -HUGE_VAL);
         fb__put(c, x->l, r, 0);
@@ -95,8 +94,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
         fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);
         if (fb__tile_softmax(c, block, &tile, x->s, x->m, x->l, x->alpha) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
-        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, &x->mask, x->o, !first,
-                               ahead);
+        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, &x->mask, x->o, !first, ahead);
         first = false;
     }
     if (first)
@@ -126,8 +124,8 @@ static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
     return (fb__range){fb__min(part * per, len_k), fb__min((part + 1) * per, len_k)};
 }
 
-/* What the block's products pull while they run: its rows of out, and, if this thread is the one that needs it,
- * the next block's q and the keys that it is the first to see under a causal mask. */
+/* What the block's products pull while they run: its rows of out, and, if this thread is the one that needs
+ * it, the next block's q and the keys that it is the first to see under a causal mask. */
 static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t index) {
     fb__ahead ahead = {.parts = 0};
     if (c->s->forward_chunks > 1)

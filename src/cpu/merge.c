@@ -35,13 +35,9 @@ static void merge_row(const void *context, int64_t row, int thread) {
     fb__store(stat, j->lse, row, shift + log(sum));
 }
 
-fb_status fb__merge(const void *state, const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out,
-                    fb_ref other_lse, void *stream) {
-    (void)state;
-    (void)stream;
+void fb__merge(const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out, fb_ref other_lse) {
     join j = {p, fb__at(out), fb__at(lse), fb__at(other_out), fb__at(other_lse)};
     int64_t rows = p->d.heads_q * (fb__has(p, FB_PACKED) ? p->d.total_q : p->d.batch * p->d.len_q);
     int threads = p->d.threads ? p->d.threads : fb__team_max();
     fb__team_run_exact(rows < 1024 ? 1 : threads, rows, merge_row, &j);
-    return FB_OK;
 }

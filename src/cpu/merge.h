@@ -4,7 +4,6 @@
 
 #include "../core/problem.h"
 
-fb_status fb__merge(const void *state, const fb__problem *problem, fb_ref out, fb_ref lse, fb_ref other_out,
-                    fb_ref other_lse, void *stream);
+void fb__merge(const fb__problem *problem, fb_ref out, fb_ref lse, fb_ref other_out, fb_ref other_lse);
 
 #endif

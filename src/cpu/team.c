@@ -19,6 +19,44 @@ static void note_fork(void) { atomic_store_explicit(&forked, true, memory_order_
 
 __attribute__((constructor)) static void watch_fork(void) { pthread_atfork(NULL, NULL, note_fork); }
 
+/* ---- Starting threads ---- */
+
+#ifdef _OPENMP
+/* More threads than this are not asked for. */
+enum { MOST_THREADS = 1024 };
+
+/* OpenMP's runtimes end the process when they cannot start a thread. So before a calling thread's first team
+ * of some size, that many threads are started and stopped again. This is the size seen to work. */
+static _Thread_local int proven = 1;
+
+static void *wait_at(void *gate) {
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* How many of `threads`, the caller included, there can be. If not all, half of what there can, since the
+ * runtime needs room besides. */
+static int can_start(int threads) {
+    pthread_t ids[MOST_THREADS];
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    int started = 0;
+    if (threads > MOST_THREADS)
+        threads = MOST_THREADS;
+    if (threads <= proven)
+        return threads;
+    pthread_mutex_lock(&gate);
+    while (started < threads - 1 && pthread_create(&ids[started], NULL, wait_at, &gate) == 0)
+        started++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < started; i++)
+        pthread_join(ids[i], NULL);
+    if (started < threads - 1)
+        return started / 2 + 1 > proven ? started / 2 + 1 : proven;
+    return proven = threads;
+}
+#endif
+
 /* ---- Teams ---- */
 
 typedef struct job {
@@ -47,7 +85,12 @@ static void run_serial(const job *j) {
 
 static void run_team(const job *j) {
 #ifdef _OPENMP
-#pragma omp parallel num_threads(j->threads)
+    int threads = omp_get_active_level() < omp_get_max_active_levels() ? can_start(j->threads) : 1;
+    if (threads == 1) { /* also within a parallel region of the program's own */
+        run_serial(j);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
     {
         fb__fpmode saved = fb__fpmode_get();
         fb__fpmode_set(j->mode);

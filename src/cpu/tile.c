@@ -42,10 +42,12 @@ static int64_t block_find(const fb__call *c, int64_t index, fb__seq *seq, int64_
     }
     *seq = fb__problem_seq(c->p, c->io, lo);
     *kv_head = kv;
-    /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short one.
-     * One thread goes the other way, so that only a few keys are new to the cache with every block. */
+    /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short
+     * one. One thread goes forward the other way, so that few keys are new to the cache with every block;
+     * backward, where the order is that of sums, it must not matter how many threads there are. */
     int64_t blocks = fb__blocks_of(c, seq), t = slot - fb__slot_of(c, lo);
-    return c->threads == 1 || t >= blocks ? t : blocks - 1 - t;
+    bool upward = c->threads == 1 && c->pass == FB__FORWARD;
+    return upward || t >= blocks ? t : blocks - 1 - t;
 }
 
 /* ---- Blocks ---- */
@@ -118,7 +120,8 @@ static void row_addresses(const fb__call *c, const fb__seq *seq, fb_ref ref, fb_
 void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, void *rows[FB__BR]) {
     int step = c->s->stacked ? 1 : block->n; /* rows of one head are evenly spaced */
     for (int r = 0; r < block->n; r += step)
-        row_addresses(c, &block->seq, ref, s, block->seq.row_q, block->head[r], block->query[r], step, rows + r);
+        row_addresses(c, &block->seq, ref, s, block->seq.row_q, block->head[r], block->query[r], step,
+                      rows + r);
 }
 
 void fb__key_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
@@ -193,7 +196,8 @@ static fb__range clip(fb__range x, int64_t end) {
 }
 
 /* Rows of the tile that some lane of the panel may see, and those that all may. */
-static void panel_ranges(const fb__block *block, int lane, const fb__tile *tile, fb__range *some, fb__range *all) {
+static void panel_ranges(const fb__block *block, int lane, const fb__tile *tile, fb__range *some,
+                         fb__range *all) {
     *some = *all = (fb__range){0, tile->nk};
     if (!tile->partial)
         return;
@@ -262,15 +266,35 @@ static void keep_band(const fb__call *c, const fb__block *block, const fb__tile 
     }
 }
 
+static const double log2e = 1.4426950408889634;
+
+/* Does T hold the size of scale * log2 e? */
+static bool factor_in_exponent(const fb__call *c) {
+    double factor = fabs(c->p->d.scale * log2e);
+    return factor >= 0x1p-60 && factor <= 0x1p60;
+}
+
+double fb__pack_factor(const fb__call *c) {
+    return factor_in_exponent(c) ? copysign(1, c->p->d.scale) : c->p->d.scale * log2e;
+}
+
+/* What is missing in a tile of products, and in one of scores, to be in log2 units. */
+static double product_factor(const fb__call *c) {
+    return factor_in_exponent(c) ? fabs(c->p->d.scale * log2e) : 1;
+}
+
+static double score_factor(const fb__call *c) {
+    return c->p->d.softcap > 0 || fb__has(c->p, FB_BIAS) ? 1 : product_factor(c);
+}
+
 void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *scores, bool gradient) {
     const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
     const void *rows[FB__BR];
-    const double log2e = 1.4426950408889634;
     if (d->softcap > 0)
-        k->softcap(tile->nk, block->n_pad, scores, 1 / (d->softcap * log2e), d->softcap * log2e,
-                   gradient ? m->derivative : NULL);
+        k->softcap(tile->nk, block->n_pad, scores, product_factor(c) / (d->softcap * log2e),
+                   d->softcap * log2e, gradient ? m->derivative : NULL);
     if (tile->banded)
         band_bounds(c, block, tile, 0, tile->nk, m);
     else if (tile->partial)
@@ -284,14 +308,15 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
         option_rows(block, fb__at(c->io->bias), d->bias, d->bias_shape.cols, tile->k0,
                     fb__dtype_bytes(d->dtype), rows);
         option_tile(c, block, tile, rows, d->bias_shape.cols, c->s->type, m->bias);
-        k->add_bias(tile->nk, block->n_pad, scores, m->bias, log2e);
+        k->add_bias(tile->nk, block->n_pad, scores, d->softcap > 0 ? 1 : product_factor(c), m->bias, log2e);
         k->keep_finite_bias(tile->nk, block->n_pad, m->keep, m->bias);
     }
     if (tile->partial && fb__has(c->p, FB_BLOCK_MASK))
         block_mask_keep(c, block, tile, m->keep);
 }
 
-/* What a pass over the lanes from `lane` on covers: the whole tile, or a panel's live rows if it is banded. */
+/* What a pass over the lanes from `lane` on covers: the whole tile, or a panel's live rows if it is banded.
+ */
 typedef struct span {
     int64_t first, rows, width;
 } span;
@@ -327,8 +352,8 @@ bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile 
     bool moved = false;
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
-        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, fb__t(c, m, lane),
-                                  fb__t(c, l, lane), fb__t(c, alpha, lane));
+        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, score_factor(c),
+                                  fb__t(c, m, lane), fb__t(c, l, lane), fb__t(c, alpha, lane));
         lane += x.width;
     }
     return moved;
@@ -340,8 +365,8 @@ void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile 
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
         int64_t at = x.first * n + lane;
-        c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, fb__tc(c, lse_high, lane),
-                          fb__tc(c, lse_low, lane), fb__tc(c, delta, lane));
+        c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, score_factor(c),
+                          fb__tc(c, lse_high, lane), fb__tc(c, lse_low, lane), fb__tc(c, delta, lane));
         lane += x.width;
     }
 }
@@ -409,9 +434,9 @@ static bool rows_in_place(const fb__call *c, fb_strides s, int64_t cols, const v
            (uintptr_t)first % (uintptr_t)(lanes * c->s->k->size) == 0;
 }
 
-fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
-                             int64_t cols_pad, void *pack) {
-    void *rows[FB__BR];
+fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s,
+                             int64_t cols, int64_t cols_pad, void *pack) {
+    void *rows[FB__BR] = {NULL};
     fb__block_rows(c, block, ref, s, rows);
     if (rows_in_place(c, s, cols, rows[0]))
         return (fb__operand){rows[0], s.row};
@@ -464,8 +489,8 @@ void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb
 }
 
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to,
-                            bool add, fb__ahead *ahead) {
+                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to, bool add,
+                            fb__ahead *ahead) {
     const fb__kernels *k = c->s->k;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
     bool careful = tile->partial && !k->finite(tile->nk, cols, a.at, a.row);
@@ -479,8 +504,8 @@ void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb_
             k->gemm_keep_lanes(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n,
                                fb__t(c, to, lane), n, add, fb__tc(c, m->keep, first), n);
         else
-            k->gemm(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n, fb__t(c, to, lane), n,
-                    add, ahead);
+            k->gemm(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n, fb__t(c, to, lane), n, add,
+                    ahead);
     }
 }
 

@@ -37,7 +37,7 @@ typedef struct fb__cpu_state {
     int64_t waves, per_wave;
     int64_t together; /* backward: units of a wave that go through their steps at the same time */
     bool grouped;     /* and the next ones use the same places for dQ, dK and dV */
-    int64_t sub; /* backward: key blocks whose dK and dV stay in cache together */
+    int64_t sub;      /* backward: key blocks whose dK and dV stay in cache together */
 
     /* By pass: most threads, scratch bytes of each, and where the arrays behind the slices begin. */
     int threads[2];
@@ -133,12 +133,17 @@ typedef struct fb__mask_scratch {
     void *lo, *hi;
 } fb__mask_scratch;
 
-/* Applies softcap and bias to a tile of scores in log2 units, and finds which cells count if it is partial. With
+/* Scores are wanted in log2 units: scale * log2 e * q.k. q is packed with the sign of the scale only, and the
+ * exponent takes the rest without a rounding: exp2(factor * S - m). Where T cannot hold the factor, q is
+ * packed times all of it. */
+double fb__pack_factor(const fb__call *c);
+
+/* Applies softcap and bias to a tile of scores, and finds which cells count if it is partial. With
  * `gradient`, the softcap's derivative is left in m->derivative. */
 void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *scores, bool gradient);
-/* Cells that do not count become `fill`; of banded tiles only those in live rows of a panel, since no other is
- * read again. */
+/* Cells that do not count become `fill`; of banded tiles only those in live rows of a panel, since no other
+ * is read again. */
 void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *cells, double fill);
 /* The step of the running softmax, and that from S and dP to P and dS, on the rows that are live. */
@@ -159,7 +164,8 @@ fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, 
                              fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
                              void *pack);
 
-/* The block's rows of a tensor of q's shape as [lane][cols_pad]: in place where they lie so, else in `pack`. */
+/* The block's rows of a tensor of q's shape as [lane][cols_pad]: in place where they lie so, else in `pack`.
+ */
 fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides,
                              int64_t cols, int64_t cols_pad, void *pack);
 
@@ -168,8 +174,8 @@ fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref r
 void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
                              int64_t cols, const void *b, void *to, fb__ahead *ahead);
 void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to,
-                            bool add, fb__ahead *ahead);
+                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to, bool add,
+                            fb__ahead *ahead);
 /* to[key][cols_pad] += cells B, B = [lane][cols_pad]: the way to dK and dV. */
 void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
                            const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,

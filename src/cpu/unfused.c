@@ -102,7 +102,7 @@ static void scores(const fb__call *c, const fb__block *block, const fb__tile *ti
     void *rows[FB__BR];
     fb__block_rows(c, block, c->io->q, c->p->d.q, rows);
     c->s->k->pack_lanes(block->n, block->n_pad, c->p->d.head_dim, (const void *const *)rows, c->s->type,
-                        c->p->d.scale * 1.4426950408889634, x->q);
+                        fb__pack_factor(c), x->q);
     fb__tile_scores_product(c, block, tile, key, c->p->d.head_dim, x->q, s, NULL);
     fb__tile_scores(c, block, tile, &x->mask, s, gradient);
 }

@@ -18,8 +18,9 @@ enum { FB__U8 = 16 };
 #define FB__RANGE_ROWS ((int64_t)1 << 24)
 
 /* Memory that products pull into the second-level cache while they compute, FB__AHEAD_LINES lines of it with
- * every row of C: rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since
- * the buffers for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
+ * every row of C: rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly,
+ * since the buffers for lines on their way are the ones that the product's own loads need (bench/SPEED.md).
+ */
 enum { FB__AHEAD_PARTS = 8, FB__AHEAD_LINES = 2 };
 typedef struct fb__ahead {
     struct {
@@ -69,8 +70,8 @@ typedef struct fb__kernels {
 
     /* S = b tanh(a S). derivative, unless NULL, takes 1 - tanh^2, without cancellation. */
     void (*softcap)(int64_t rows, int64_t n, void *s, double a, double b, void *derivative);
-    /* S += factor * bias, all tiles. A bias of -inf is left to keep_finite_bias. */
-    void (*add_bias)(int64_t rows, int64_t n, void *s, const void *bias, double factor);
+    /* S = s_factor * S + factor * bias, all tiles. A bias of -inf is left to keep_finite_bias. */
+    void (*add_bias)(int64_t rows, int64_t n, void *s, double s_factor, const void *bias, double factor);
     void (*multiply)(int64_t rows, int64_t n, void *s, const void *by);
 
     /* keep[r][lane] = lo[lane] <= r < hi[lane], bounds as T, so at most FB__RANGE_ROWS rows. */
@@ -88,9 +89,11 @@ typedef struct fb__kernels {
     /* Is every element of rows x cols finite? */
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
-    /* Running softmax in log2 units: S becomes exp2(S - m) for the new maximum m; l is the running sum; alpha
-     * receives exp2(m_old - m). Returns whether some alpha is not 1. Rows are s_row apart. */
-    bool (*softmax)(int64_t rows, int64_t n, void *s, ptrdiff_t s_row, void *m, void *l, void *alpha);
+    /* Running softmax in log2 units: S becomes exp2(factor * S - m) for the new maximum m, factor > 0; l is
+     * the running sum; alpha receives exp2(m_old - m). Returns whether some alpha is not 1. Rows are s_row
+     * apart. */
+    bool (*softmax)(int64_t rows, int64_t n, void *s, ptrdiff_t s_row, double factor, void *m, void *l,
+                    void *alpha);
     /* c[r][lane] *= factors[lane] */
     void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
     /* Ends the softmax: from m, l and the lane's sink (natural units; -inf = none) the factor for O and the
@@ -101,10 +104,10 @@ typedef struct fb__kernels {
     void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
                  ptrdiff_t o_step);
 
-    /* S becomes P = exp2(S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low.
+    /* S becomes P = exp2(factor * S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low.
      * Rows of both are `step` apart. */
-    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, ptrdiff_t step, const void *high,
-                     const void *low, const void *delta);
+    void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, ptrdiff_t step, double factor,
+                     const void *high, const void *low, const void *delta);
     /* to[r] = sum_c a[r][c] b[r][c], whole vectors of columns */
     void (*dot_rows)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row, const void *b,
                      ptrdiff_t b_row, void *to);
