@@ -56,16 +56,21 @@ static void take_worse(fbh_problem *low, const fbh_problem *other, const fbh_pro
 }
 
 /* low's error is one draw from what rounding can do, and it measures others: a lucky draw would fail what is
- * right. So it is the worst of three. The second has the same operations in the order of a fast kernel; in
- * f32 that is another draw. The third is in double, from an out and lse that are kept as the interface keeps
+ * right. So it is the worst of several. In f32 there is also the same formula in the order of a fast kernel.
+ * For 16 bits there are both in f32, where every backend sums: where logits overflow the type, the plain
+ * formula in it says nothing. The last is in double, from an out and lse that are kept as the interface keeps
  * them: that rounding is there whoever computes, and the plain formula does not have all of it. */
 static void make_low(fbh_problem *low, const fbh_problem *want, const fbh_problem *given) {
     const fb_dtype type = given->desc.dtype;
     fbh_problem other;
     fbh_low(low, type);
     fbh_problem_double(&other, given);
-    if (type == FB_F32) {
-        fbh_low_reordered(&other, type);
+    if (type == FB_F16 || type == FB_BF16) {
+        fbh_low(&other, FB_F32);
+        take_worse(low, &other, want);
+    }
+    if (type != FB_F64) {
+        fbh_low_reordered(&other, FB_F32);
         take_worse(low, &other, want);
     }
     fbh_kept(&other, type);

@@ -3,7 +3,7 @@
  *     delta = rowsum(dO * O) - dLSE
  *     for each task = (sequence, key/value head, keys c, rows r):
  *         for each tile of these keys and rows that counts:
- *             S = K Q^T    dP = V dO^T    P = exp2(S - lse)    dS = P (dP - delta)
+ *             S = scale K Q^T    dP = V dO^T    P = exp(S - lse)    dS = P (dP - delta)
  *             dV += P^T dO    dK += dS^T Q    dQ^T += K^T dS^T         (a tile is S^T: a row is a key, a lane
  * a query)
  *

@@ -13,7 +13,7 @@ size_t fb__backward_dbias(const fb__cpu_state *state, const fb__problem *problem
 
 void fb__backward_run(fb__call *call);
 
-/* What the unfused route shares: the first loop (lse in log2 units and delta - dlse for every block), the
+/* What the unfused route shares: the first loop (lse and delta - dlse for every block), the
  * step of a tile from S and dP to P and dS, the loops around dbias, and dsinks. */
 void fb__backward_delta_run(fb__call *call);
 /* That of one block; `scratch` has room for two packs of rows. */

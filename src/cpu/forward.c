@@ -2,11 +2,11 @@
  *
  *     m = -inf, l = 0, O = 0
  *     for each tile of 64 keys that some query of the block may see:
- *         S = K Q^T                     (log2 units: Q was packed times scale * log2 e)
+ *         S = scale K Q^T
  *         softcap, bias, mask
- *         m' = max(m, S)   P = exp2(S - m')   alpha = exp2(m - m')   l = alpha l + sum P
+ *         m' = max(m, S)   P = exp(S - m')   alpha = exp(m - m')   l = alpha l + sum P
  *         O = alpha O + V^T P
- *     out = O / l, lse = ln 2 (m + log2 l)
+ *     out = O / l, lse = m + ln l
  *
  * Everything is transposed: a row of a tile is a key, a lane is a query. Keys are cut into chunks only when
  * there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second loop joins them in

@@ -5,9 +5,9 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- lse (high and low part) and delta: three vectors of FB__BR per block ---- */
+/* ---- lse and delta: two vectors of FB__BR per block ---- */
 
-enum { STATS = 3 * FB__BR };
+enum { STATS = 2 * FB__BR };
 
 size_t fb__backward_delta(const fb__cpu_state *state, const fb__problem *p) {
     return fb__t_bytes(state, state->slots * p->d.heads_kv * STATS);
@@ -17,27 +17,8 @@ static void *lse_of(const fb__call *c, const fb__block *block) {
     return fb__t(c, c->base + c->s->at_delta, block->slot * STATS);
 }
 
-static void *lse_low_of(const fb__call *c, const fb__block *block) {
-    return fb__t(c, lse_of(c, block), FB__BR);
-}
-
 static void *delta_of(const fb__call *c, const fb__block *block) {
-    return fb__t(c, lse_of(c, block), 2 * FB__BR);
-}
-
-/* lse of row r in log2 units, which T alone would round: a weight is off by as much as lse itself. */
-static void put_lse(const fb__call *c, const fb__block *block, int r, double natural) {
-    const double log2e = 1.4426950408889634, log2e_low = 2.0355273740931033e-17;
-    double high = natural * log2e;
-    fb__put(c, lse_of(c, block), r, high);
-    high = fb__get(c, lse_of(c, block), r);
-    fb__put(c, lse_low_of(c, block), r, fma(natural, log2e, -high) + natural * log2e_low);
-}
-
-/* +inf: exp2(S - lse) = 0. */
-static void put_no_lse(const fb__call *c, const fb__block *block, int r) {
-    fb__put(c, lse_of(c, block), r, HUGE_VAL);
-    fb__put(c, lse_low_of(c, block), r, 0);
+    return fb__t(c, lse_of(c, block), FB__BR);
 }
 
 /* A row with a sink and no key: its out is 0 whatever q, k and v are, so its dout, which may be NaN, has no
@@ -51,24 +32,20 @@ static bool sink_only(const fb__call *c, const fb__block *block, int r, double l
     return true;
 }
 
-/* lse in log2 units, +inf for rows that take no part; delta = rowsum(dO * O) - dlse. */
+/* lse, +inf for rows that take no part, so that exp(S - lse) = 0; delta = rowsum(dO * O) - dlse. */
 void fb__backward_delta_block(const fb__call *c, const fb__block *block, char *scratch) {
     const fb_desc *d = &c->p->d;
     const int64_t cols = d->head_dim_v, pad = c->s->dv_pad;
     fb__operand out = fb__rows_operand(c, block, c->io->out, d->out, cols, pad, scratch);
     fb__operand dout =
         fb__rows_operand(c, block, c->io->dout, d->dout, cols, pad, fb__t(c, scratch, pad * FB__BR));
-    void *delta = delta_of(c, block);
+    void *lse = lse_of(c, block), *delta = delta_of(c, block);
     c->s->k->dot_rows(block->n, pad, dout.at, dout.row, out.at, out.row, delta);
     for (int r = 0; r < FB__BR; r++) {
-        double natural =
-            r < block->n ? fb__get(c, fb__at(c->io->lse), fb__stat_index(c, block, r)) : -HUGE_VAL;
-        bool empty = natural == -HUGE_VAL;
-        if (empty)
-            put_no_lse(c, block, r);
-        else
-            put_lse(c, block, r, natural);
-        if (empty || sink_only(c, block, r, natural, out))
+        double value = r < block->n ? fb__get(c, fb__at(c->io->lse), fb__stat_index(c, block, r)) : -HUGE_VAL;
+        bool empty = value == -HUGE_VAL;
+        fb__put(c, lse, r, empty ? HUGE_VAL : value);
+        if (empty || sink_only(c, block, r, value, out))
             fb__put(c, delta, r, 0);
         if (!empty && fb__has(c->p, FB_DLSE))
             fb__put(c, delta, r,
@@ -159,7 +136,7 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
                        const fb__mask_scratch *m, void *s, void *dp) {
     const fb__kernels *k = c->s->k;
     int64_t nk = tile->nk, n = block->n_pad;
-    fb__tile_weights(c, block, tile, s, dp, lse_of(c, block), lse_low_of(c, block), delta_of(c, block));
+    fb__tile_weights(c, block, tile, s, dp, lse_of(c, block), delta_of(c, block));
     fb__tile_select(c, block, tile, m, s, 0);
     fb__tile_select(c, block, tile, m, dp, 0);
     if (fb__has(c->p, FB_DBIAS))

@@ -266,22 +266,18 @@ static void keep_band(const fb__call *c, const fb__block *block, const fb__tile 
     }
 }
 
-static const double log2e = 1.4426950408889634;
-
-/* Does T hold the size of scale * log2 e? */
-static bool factor_in_exponent(const fb__call *c) {
-    double factor = fabs(c->p->d.scale * log2e);
-    return factor >= 0x1p-60 && factor <= 0x1p60;
+/* Does T hold the size of the scale? */
+static bool scale_in_exponent(const fb__call *c) {
+    double scale = fabs(c->p->d.scale);
+    return scale >= 0x1p-60 && scale <= 0x1p60;
 }
 
 double fb__pack_factor(const fb__call *c) {
-    return factor_in_exponent(c) ? copysign(1, c->p->d.scale) : c->p->d.scale * log2e;
+    return scale_in_exponent(c) ? copysign(1, c->p->d.scale) : c->p->d.scale;
 }
 
-/* What is missing in a tile of products, and in one of scores, to be in log2 units. */
-static double product_factor(const fb__call *c) {
-    return factor_in_exponent(c) ? fabs(c->p->d.scale * log2e) : 1;
-}
+/* What is missing in a tile of products, and in one of scores. */
+static double product_factor(const fb__call *c) { return scale_in_exponent(c) ? fabs(c->p->d.scale) : 1; }
 
 static double score_factor(const fb__call *c) {
     return c->p->d.softcap > 0 || fb__has(c->p, FB_BIAS) ? 1 : product_factor(c);
@@ -293,8 +289,8 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
     const fb_desc *d = &c->p->d;
     const void *rows[FB__BR];
     if (d->softcap > 0)
-        k->softcap(tile->nk, block->n_pad, scores, product_factor(c) / (d->softcap * log2e),
-                   d->softcap * log2e, gradient ? m->derivative : NULL);
+        k->softcap(tile->nk, block->n_pad, scores, product_factor(c) / d->softcap, d->softcap,
+                   gradient ? m->derivative : NULL);
     if (tile->banded)
         band_bounds(c, block, tile, 0, tile->nk, m);
     else if (tile->partial)
@@ -308,7 +304,7 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
         option_rows(block, fb__at(c->io->bias), d->bias, d->bias_shape.cols, tile->k0,
                     fb__dtype_bytes(d->dtype), rows);
         option_tile(c, block, tile, rows, d->bias_shape.cols, c->s->type, m->bias);
-        k->add_bias(tile->nk, block->n_pad, scores, d->softcap > 0 ? 1 : product_factor(c), m->bias, log2e);
+        k->add_bias(tile->nk, block->n_pad, scores, d->softcap > 0 ? 1 : product_factor(c), m->bias);
         k->keep_finite_bias(tile->nk, block->n_pad, m->keep, m->bias);
     }
     if (tile->partial && fb__has(c->p, FB_BLOCK_MASK))
@@ -360,13 +356,13 @@ bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile 
 }
 
 void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
-                      const void *lse_high, const void *lse_low, const void *delta) {
+                      const void *lse, const void *delta) {
     const int64_t n = block->n_pad;
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
         int64_t at = x.first * n + lane;
         c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, score_factor(c),
-                          fb__tc(c, lse_high, lane), fb__tc(c, lse_low, lane), fb__tc(c, delta, lane));
+                          fb__tc(c, lse, lane), fb__tc(c, delta, lane));
         lane += x.width;
     }
 }

@@ -133,9 +133,8 @@ typedef struct fb__mask_scratch {
     void *lo, *hi;
 } fb__mask_scratch;
 
-/* Scores are wanted in log2 units: scale * log2 e * q.k. q is packed with the sign of the scale only, and the
- * exponent takes the rest without a rounding: exp2(factor * S - m). Where T cannot hold the factor, q is
- * packed times all of it. */
+/* q is packed with the sign of the scale only, and the exponent takes its size without a rounding:
+ * exp(|scale| * S - m). Where T cannot hold it, q is packed times the scale. */
 double fb__pack_factor(const fb__call *c);
 
 /* Applies softcap and bias to a tile of scores, and finds which cells count if it is partial. With
@@ -150,7 +149,7 @@ void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *
 bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
                       void *l, void *alpha);
 void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
-                      const void *lse_high, const void *lse_low, const void *delta);
+                      const void *lse, const void *delta);
 
 /* K or V of keys k0 ...: where they lie as T, and their row stride. Converts into `pack` where they are not
  * T. */

@@ -70,8 +70,8 @@ typedef struct fb__kernels {
 
     /* S = b tanh(a S). derivative, unless NULL, takes 1 - tanh^2, without cancellation. */
     void (*softcap)(int64_t rows, int64_t n, void *s, double a, double b, void *derivative);
-    /* S = s_factor * S + factor * bias, all tiles. A bias of -inf is left to keep_finite_bias. */
-    void (*add_bias)(int64_t rows, int64_t n, void *s, double s_factor, const void *bias, double factor);
+    /* S = factor * S + bias, all tiles. A bias of -inf is left to keep_finite_bias. */
+    void (*add_bias)(int64_t rows, int64_t n, void *s, double factor, const void *bias);
     void (*multiply)(int64_t rows, int64_t n, void *s, const void *by);
 
     /* keep[r][lane] = lo[lane] <= r < hi[lane], bounds as T, so at most FB__RANGE_ROWS rows. */
@@ -89,25 +89,23 @@ typedef struct fb__kernels {
     /* Is every element of rows x cols finite? */
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
-    /* Running softmax in log2 units: S becomes exp2(factor * S - m) for the new maximum m, factor > 0; l is
-     * the running sum; alpha receives exp2(m_old - m). Returns whether some alpha is not 1. Rows are s_row
-     * apart. */
+    /* Running softmax: S becomes exp(factor * S - m) for the new maximum m, factor > 0; l is the running sum;
+     * alpha receives exp(m_old - m). Returns whether some alpha is not 1. Rows are s_row apart. */
     bool (*softmax)(int64_t rows, int64_t n, void *s, ptrdiff_t s_row, double factor, void *m, void *l,
                     void *alpha);
     /* c[r][lane] *= factors[lane] */
     void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
-    /* Ends the softmax: from m, l and the lane's sink (natural units; -inf = none) the factor for O and the
-     * natural LSE. A lane without keys has factor 0. sinks NULL: none. */
+    /* Ends the softmax: from m, l and the lane's sink (-inf = none) the factor for O and the LSE. A lane
+     * without keys has factor 0. sinks NULL: none. */
     void (*finish)(int64_t n, const void *m, const void *l, const void *sinks, void *factors, void *lse);
     /* Joins `parts` partial sums (m, l, O) of the same lanes, in order, into the first. m and l of part c
      * begin at c * stat_step elements, O at c * o_step. */
     void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
                  ptrdiff_t o_step);
 
-    /* S becomes P = exp2(factor * S - lse), dP becomes dS = P (dP - delta); lse in log2 units, as high + low.
-     * Rows of both are `step` apart. */
+    /* S becomes P = exp(factor * S - lse), dP becomes dS = P (dP - delta). Rows of both are `step` apart. */
     void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, ptrdiff_t step, double factor,
-                     const void *high, const void *low, const void *delta);
+                     const void *lse, const void *delta);
     /* to[r] = sum_c a[r][c] b[r][c], whole vectors of columns */
     void (*dot_rows)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row, const void *b,
                      ptrdiff_t b_row, void *to);
