@@ -124,17 +124,15 @@ static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
     return (fb__range){fb__min(part * per, len_k), fb__min((part + 1) * per, len_k)};
 }
 
-/* What the block's products pull while they run: its rows of out, and, if this thread is the one that needs
- * it, the next block's q and the keys that it is the first to see under a causal mask. */
+/* What the block's products pull while they run: its rows of out, the next block's q, and the keys that that
+ * one is the first to see under a causal mask. With several threads none knows which block it gets next. */
 static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t index) {
     fb__ahead ahead = {.parts = 0};
-    if (c->s->forward_chunks > 1)
-        return ahead;
-    fb__ahead_block(c, block, c->io->out, c->p->d.out, c->p->d.head_dim_v, &ahead);
-    if (c->threads > 1)
+    if (c->s->forward_chunks > 1 || c->threads > 1)
         return ahead;
     const fb_desc *d = &c->p->d;
     int64_t k0 = block->keys.hi, nk = fb__min(FB__BC, block->seq.len_k - k0);
+    fb__ahead_block(c, block, c->io->out, d->out, d->head_dim_v, &ahead);
     fb__ahead_index(c, index + 1, c->io->q, d->q, d->head_dim, &ahead);
     fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, k0, nk, d->head_dim, &ahead);
     fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v, &ahead);

@@ -260,7 +260,7 @@ static void s1_nothing_is_given_and_ignored(void **state) {
     const where w = {.route = FB_AUTO};
     fbh_problem p;
     fb_io io;
-    float any[64] = {0};
+    float any[64] = {0}, other[2 * 6 * 8] = {0}; /* other: of out's shape */
     open_case(&p, "f32.b1h2k1.q6k9.d8");
     fb_plan *plan = plan_at(&p, &w);
     expect_ok(fbh_problem_run(&p, plan, FBH_FORWARD));
@@ -274,6 +274,17 @@ static void s1_nothing_is_given_and_ignored(void **state) {
         fields[n]->data = any;
         expect_refused(fb_backward(plan, &io), FB_INVALID, names[n], "does not use it", "flag");
     }
+    for (int pass = FBH_FORWARD; pass <= FBH_BACKWARD; pass++) {
+        fbh_problem_io(&p, (fbh_pass)pass, &io);
+        io.stream = any;
+        expect_refused(pass == FBH_FORWARD ? fb_forward(plan, &io) : fb_backward(plan, &io), FB_INVALID,
+                       "io.stream is", "must be NULL", "");
+    }
+    expect_refused(fb_sync(FB_CPU, 0, any), FB_INVALID, "stream is", "must be NULL", "");
+    fb_ref other_out = {other, 0}, other_lse = {any, 0};
+    expect_refused(fb_merge(plan, io.out, io.lse, other_out, other_lse, any), FB_INVALID, "stream is",
+                   "must be NULL", "");
+    expect_ok(fb_merge(plan, io.out, io.lse, other_out, other_lse, NULL));
     fbh_problem_io(&p, FBH_BACKWARD, &io);
     io.lse.data = NULL;
     expect_refused(fb_backward(plan, &io), FB_INVALID, "io.lse is NULL", "reads", "");
