@@ -1,4 +1,4 @@
-/* The CPU backend's one symbol. Floor: cpu. Next: ref.c (the definition), then tile.h (the vocabulary of the
+/* The CPU backend's one symbol. Floor: cpu. Next: ref.c (the definition), then block.h (the vocabulary of the
  * fast routes), forward.c, backward.c. */
 #ifndef FB_CPU_CPU_H
 #define FB_CPU_CPU_H

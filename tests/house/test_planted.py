@@ -12,14 +12,14 @@ CASES = "^f32\\.(b2h4k2\\.q6k9|b1h6k2|b2h4k2\\.q70k83)"
 # What goes wrong: file, the right text, the wrong one.
 PLANTED = {
     "the backward drops its mask": (
-        "src/cpu/gradients.c", "k->select(nk, n, s, m->keep, 0);", ";"),
+        "src/cpu/gradients.c", "fb__tile_select(c, block, tile, m, s, 0);", ";"),
     "the forward drops its mask": (
-        "src/cpu/forward.c", "k->select(nk, n, x->s, x->mask.keep, -HUGE_VAL);", ";"),
+        "src/cpu/forward.c", "fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);", ";"),
     "query heads read the wrong group": (
-        "src/cpu/tile.c", "block->head[block->n] = kv * g + t % g;",
-        "block->head[block->n] = t % g * c->p->d.heads_kv + kv;"),
+        "src/cpu/block.c", "kv * g + (c->s->stacked ? first / len : t % g);",
+        "c->s->stacked ? kv * g + first / len : t % g * c->p->d.heads_kv + kv;"),
     "delta is missing": (
-        "src/cpu/isa/kernel.inc", "p * (AT(dp, r, n, j * W) - d[j])", "p * AT(dp, r, n, j * W)"),
+        "src/cpu/isa/kernel.inc", "p * (AT(dp, r, step, j * W) - d[j])", "p * AT(dp, r, step, j * W)"),
     "the maximum is not subtracted from later tiles": (
         "src/cpu/isa/kernel.inc", "sum[j] = AT(l, 0, 0, j * W) * a;", "sum[j] = AT(l, 0, 0, j * W);"),
     "dK lacks the scale": (
