@@ -131,6 +131,9 @@ static const char *const rows[] = {
     LOW ".b1h2k1.q17k17.d16.gain5.softcap{0.5,1,15,50,0.001,1e6}",
     LOW ".b1h2k1.q{7,70}k70.d8.scale{0,-0.5,-10000,2}{,.causal,.softcap5}",
     "{f32,bf16}.b3h4k1.q{5,70}k70.d64.massive.causal",
+    /* Products so large that a fused multiply-add leaves a remainder of whole units; factors beyond f32. */
+    "{f32,bf16}.b1h2k1.q{7,70}k70.d8.scale{1e10,-1e12}{,.causal}.fwd",
+    "{f32,bf16}.b1h2k1.q{7,70}k70.d8.scale1e10.softcap1e-30.fwd",
 
     /* All at once. */
     LOW ".b2h4k2.q{7,70}k83.d40.causal.left50.softcap15.biasbhqk.dbias.mask11qk.block32x16b.sinks.dsinks."

@@ -2,11 +2,11 @@
  *
  *     m = -inf, l = 0, O = 0
  *     for each tile of 64 keys that some query of the block may see:
- *         S = scale K Q^T
+ *         S = K Q^T
  *         softcap, bias, mask
- *         m' = max(m, S)   P = exp(S - m')   alpha = exp(m - m')   l = alpha l + sum P
+ *         m' = max(m, S)   P = exp(scale (S - m'))   alpha = exp(scale (m - m'))   l = alpha l + sum P
  *         O = alpha O + V^T P
- *     out = O / l, lse = m + ln l
+ *     out = O / l, lse = scale m + ln l
  *
  * Everything is transposed: a row of a tile is a key, a lane is a query. Keys are cut into chunks only when
  * there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second loop joins them in
@@ -109,7 +109,7 @@ void fb__forward_write(const fb__call *c, const fb__block *block, const void *m,
     const bool sink = fb__has(c->p, FB_SINKS);
     for (int r = 0; sink && r < block->n_pad; r++)
         fb__put(c, sinks, r, r < block->n ? fb__get(c, fb__at(c->io->sinks), block->head[r]) : -HUGE_VAL);
-    c->s->k->finish(block->n_pad, m, l, sink ? sinks : NULL, factors, lse);
+    c->s->k->finish(block->n_pad, fb__score_factor(c), m, l, sink ? sinks : NULL, factors, lse);
     fb__block_rows(c, block, c->io->out, d->out, rows);
     c->s->k->unpack_lanes(block->n, block->n_pad, d->head_dim_v, o, factors, 1, rows, c->s->type, false);
     char *to = fb__at(c->io->lse);
@@ -169,7 +169,8 @@ static void join_task(const void *context, int64_t index, int thread) {
     int64_t step = partial_size(c->p);
     void *m = fb__t(c, c->base + c->s->at_partial, block.slot * c->s->forward_chunks * step);
     void *l = fb__t(c, m, FB__BR), *o = fb__t(c, l, FB__BR);
-    c->s->k->join(c->s->forward_chunks, block.n_pad, c->p->d.head_dim_v, m, l, step, o, step);
+    c->s->k->join(c->s->forward_chunks, block.n_pad, c->p->d.head_dim_v, fb__score_factor(c), m, l, step, o,
+                  step);
     fb__forward_write(c, &block, m, l, o, x.sinks, x.alpha, x.lse);
 }
 

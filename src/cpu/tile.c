@@ -134,10 +134,10 @@ static void keep_band(const fb__call *c, const fb__block *block, const fb__tile 
     }
 }
 
-/* Does T hold the size of the scale? */
+/* Does T hold the size of the scale, with a wide margin? */
 static bool scale_in_exponent(const fb__call *c) {
-    double scale = fabs(c->p->d.scale);
-    return scale >= 0x1p-60 && scale <= 0x1p60;
+    double scale = fabs(c->p->d.scale), cap = c->p->d.softcap > 0 ? c->p->d.softcap : 1;
+    return scale >= 0x1p-60 && scale <= 0x1p60 && scale / cap >= 0x1p-60 && scale / cap <= 0x1p60;
 }
 
 double fb__pack_factor(const fb__call *c) {
@@ -147,7 +147,7 @@ double fb__pack_factor(const fb__call *c) {
 /* What is missing in a tile of products, and in one of scores. */
 static double product_factor(const fb__call *c) { return scale_in_exponent(c) ? fabs(c->p->d.scale) : 1; }
 
-static double score_factor(const fb__call *c) {
+double fb__score_factor(const fb__call *c) {
     return c->p->d.softcap > 0 || fb__has(c->p, FB_BIAS) ? 1 : product_factor(c);
 }
 
@@ -216,7 +216,7 @@ bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile 
     bool moved = false;
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
-        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, score_factor(c),
+        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, fb__score_factor(c),
                                   fb__t(c, m, lane), fb__t(c, l, lane), fb__t(c, alpha, lane));
         lane += x.width;
     }
@@ -229,7 +229,7 @@ void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile 
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
         int64_t at = x.first * n + lane;
-        c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, score_factor(c),
+        c->s->k->gradient(x.rows, x.width, fb__t(c, s, at), fb__t(c, dp, at), n, fb__score_factor(c),
                           fb__tc(c, lse, lane), fb__tc(c, delta, lane));
         lane += x.width;
     }

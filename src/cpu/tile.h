@@ -23,9 +23,11 @@ typedef struct fb__mask_scratch {
     void *lo, *hi;
 } fb__mask_scratch;
 
-/* q is packed with the sign of the scale only, and the exponent takes its size without a rounding:
- * exp(|scale| * S - m). Where T cannot hold it, q is packed times the scale. */
+/* q is packed with the sign of the scale only, and the softmax takes its size, without a rounding: it works
+ * on factor * (S - m). Where T cannot hold it, q is packed times the scale, and the factor is 1, as it is
+ * after softcap and bias. */
 double fb__pack_factor(const fb__call *c);
+double fb__score_factor(const fb__call *c);
 
 /* Applies softcap and bias to a tile of scores, and finds which cells count if it is partial. With
  * `gradient`, the softcap's derivative is left in m->derivative. */

@@ -228,6 +228,36 @@ static void br_14_nan_in_visible_inputs_must_not_vanish(void **state) {
         }
 }
 
+/* R3: a NaN in keys that some rows see changes no bit of the rows that see none of them, whatever lies beside
+ * them in a vector: out, lse and dq. Keys 7, 15, ... under a causal mask: row i sees none while i < 7. */
+static void check_neighbours(const char *name) {
+    fbh_problem clean, p;
+    open_case(&clean, "%s", name);
+    open_case(&p, "%s", name);
+    for (int64_t h = 0; h < p.t[FBH_K].heads; h++)
+        for (int64_t j = 7; j < p.desc.len_k; j += 8)
+            set_row(&p.t[FBH_K], 0, h, j, (double)NAN);
+    for (where w = EVERYWHERE; next_where(&w, &p.desc);) {
+        run(&clean, &w);
+        run(&p, &w);
+        const fbh_id ids[] = {FBH_OUT, FBH_LSE, FBH_DQ};
+        for (int n = 0; n < 3; n++)
+            for (place at = START; next(&p.t[ids[n]], &at);)
+                if (at.i < 7)
+                    expect_exactly(&p.t[ids[n]], at, get(&clean.t[ids[n]], at));
+    }
+    fbh_problem_destroy(&clean);
+    fbh_problem_destroy(&p);
+}
+
+static void r3_nan_of_other_rows_changes_no_bit(void **state) {
+    (void)state;
+    check_neighbours("f64.b1h2k1.q64k64.d8.causal.exact");
+    check_neighbours("f32.b1h2k1.q64k64.d8.causal.exact");
+    check_neighbours("f32.b1h2k1.q64k64.d8.causal.sinks.dsinks.exact");
+    check_neighbours("bf16.b1h2k1.q64k64.d32.causal.exact");
+}
+
 /* A logit of +inf: exp(inf - inf) is NaN, as in any softmax that subtracts its maximum. Row 3 has it; all
  * other rows of that head have a logit of -inf there, which is a weight of 0. */
 static void br_14_infinite_logit(void **state) {
@@ -297,6 +327,7 @@ int main(void) {
         cmocka_unit_test(br_13_nan_in_padded_queries),
         cmocka_unit_test(br_05_masked_cells_recomputed_in_backward),
         cmocka_unit_test(br_14_nan_in_visible_inputs_must_not_vanish),
+        cmocka_unit_test(r3_nan_of_other_rows_changes_no_bit),
         cmocka_unit_test(br_14_infinite_logit),
         cmocka_unit_test(br_15_infinity_in_dout),
     };

@@ -1,5 +1,6 @@
 /* AVX2 with FMA and F16C, 16 registers: 6x2 accumulators leave room for two rows of B and a broadcast. Floor:
  * cpu. */
+#define ROUND_FIRST(x) __asm__("" : "+x"(x))
 #include "prelude.h"
 #include <immintrin.h>
 

@@ -1,4 +1,5 @@
 /* AVX-512 (F, BW, DQ, VL), 32 registers: 8x2 accumulators, 95 to 99 % of the FMA peak. Floor: cpu. */
+#define ROUND_FIRST(x) __asm__("" : "+v"(x))
 #include "prelude.h"
 #include <immintrin.h>
 

@@ -1,4 +1,7 @@
 /* The width that every 64-bit processor has: SSE2 on x86-64, NEON on AArch64. Floor: cpu. */
+#ifdef __aarch64__
+#define ROUND_FIRST(x) __asm__("" : "+w"(x))
+#endif
 #include "prelude.h"
 
 #define ISA baseline

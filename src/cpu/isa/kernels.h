@@ -89,21 +89,24 @@ typedef struct fb__kernels {
     /* Is every element of rows x cols finite? */
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
-    /* Running softmax: S becomes exp(factor * S - m) for the new maximum m, factor > 0; l is the running sum;
-     * alpha receives exp(m_old - m). Returns whether some alpha is not 1. Rows are s_row apart. */
+    /* Running softmax of factor * S, factor > 0: m is the running maximum of S, S becomes
+     * P = exp(factor * (S - m)), exactly 1 at the maximum; l is the running sum; alpha receives
+     * exp(factor * (m_old - m)). Returns whether some alpha is not 1. Rows are s_row apart. */
     bool (*softmax)(int64_t rows, int64_t n, void *s, ptrdiff_t s_row, double factor, void *m, void *l,
                     void *alpha);
     /* c[r][lane] *= factors[lane] */
     void (*scale_lanes)(int64_t rows, int64_t n, void *c, const void *factors);
     /* Ends the softmax: from m, l and the lane's sink (-inf = none) the factor for O and the LSE. A lane
      * without keys has factor 0. sinks NULL: none. */
-    void (*finish)(int64_t n, const void *m, const void *l, const void *sinks, void *factors, void *lse);
+    void (*finish)(int64_t n, double factor, const void *m, const void *l, const void *sinks, void *factors,
+                   void *lse);
     /* Joins `parts` partial sums (m, l, O) of the same lanes, in order, into the first. m and l of part c
      * begin at c * stat_step elements, O at c * o_step. */
-    void (*join)(int64_t parts, int64_t n, int64_t cols, void *m, void *l, ptrdiff_t stat_step, void *o,
-                 ptrdiff_t o_step);
+    void (*join)(int64_t parts, int64_t n, int64_t cols, double factor, void *m, void *l, ptrdiff_t stat_step,
+                 void *o, ptrdiff_t o_step);
 
-    /* S becomes P = exp(factor * S - lse), dP becomes dS = P (dP - delta). Rows of both are `step` apart. */
+    /* S becomes P = exp(factor * S - lse), dP becomes dS = P (dP - delta). Rows of both are `step` apart.
+     * factor * S is rounded, as it is in an LSE that is the maximum: P is then 1. */
     void (*gradient)(int64_t rows, int64_t n, void *s, void *dp, ptrdiff_t step, double factor,
                      const void *lse, const void *delta);
     /* to[r] = sum_c a[r][c] b[r][c], whole vectors of columns */

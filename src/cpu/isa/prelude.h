@@ -7,6 +7,16 @@
 #include <math.h>
 #include <string.h>
 
+/* ROUND_FIRST(x): a product x is rounded before it meets a sum. The kernels are built so that compilers may
+ * fuse the two; a per-ISA file with fused operations names the registers of its vectors. */
+#ifndef ROUND_FIRST
+#if defined(__x86_64__) && !defined(__FMA__)
+#define ROUND_FIRST(x) (void)(x)
+#else
+#define ROUND_FIRST(x) __asm__("" : "+m"(x))
+#endif
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
