@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -22,38 +23,67 @@ __attribute__((constructor)) static void watch_fork(void) { pthread_atfork(NULL,
 /* ---- Starting threads ---- */
 
 #ifdef _OPENMP
-/* More threads than this are not asked for. */
 enum { MOST_THREADS = 1024 };
 
 /* OpenMP's runtimes end the process when they cannot start a thread. So before a calling thread's first team
- * of some size, that many threads are started and stopped again. This is the size seen to work. */
-static _Thread_local int proven = 1;
+ * of some size, that many threads are started and stopped again. What was seen is kept: teams up to `proven`
+ * can be, none is larger than `cap`. */
+static _Thread_local int proven = 1, cap = MOST_THREADS;
 
-static void *wait_at(void *gate) {
-    pthread_mutex_lock(gate);
-    pthread_mutex_unlock(gate);
+/* Where started threads wait for each other. */
+typedef struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int ready;
+    bool open;
+} gate;
+
+/* As the runtime's threads do, one of these makes the C library set up its heap for the thread. */
+static void *wait_at(void *argument) {
+    gate *g = argument;
+    void *volatile memory = malloc(1);
+    free(memory);
+    pthread_mutex_lock(&g->lock);
+    g->ready++;
+    pthread_cond_broadcast(&g->changed);
+    while (!g->open)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
     return NULL;
 }
 
-/* How many of `threads`, the caller included, there can be. If not all, half of what there can, since the
- * runtime needs room besides. */
-static int can_start(int threads) {
+/* How many threads there are at once when `threads` are wanted, the caller included. */
+static int try_start(int threads) {
     pthread_t ids[MOST_THREADS];
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, false};
     int started = 0;
-    if (threads > MOST_THREADS)
-        threads = MOST_THREADS;
-    if (threads <= proven)
-        return threads;
-    pthread_mutex_lock(&gate);
-    while (started < threads - 1 && pthread_create(&ids[started], NULL, wait_at, &gate) == 0)
+    while (started < threads - 1 && pthread_create(&ids[started], NULL, wait_at, &g) == 0)
         started++;
-    pthread_mutex_unlock(&gate);
+    pthread_mutex_lock(&g.lock);
+    while (g.ready < started)
+        pthread_cond_wait(&g.changed, &g.lock);
+    g.open = true;
+    pthread_cond_broadcast(&g.changed);
+    pthread_mutex_unlock(&g.lock);
     for (int i = 0; i < started; i++)
         pthread_join(ids[i], NULL);
-    if (started < threads - 1)
-        return started / 2 + 1 > proven ? started / 2 + 1 : proven;
-    return proven = threads;
+    return started + 1;
+}
+
+/* A team of up to `threads` that can be: one that starts twice, since heaps stay. Where not all can, a third
+ * of it from then on, as the runtime needs room besides. */
+static int can_start(int threads) {
+    int size = threads < cap ? threads : cap, wanted = size;
+    if (size <= proven)
+        return size;
+    for (int found; size > 1; size = found / 2) {
+        found = try_start(size);
+        if (found == size && try_start(size) == size)
+            break;
+    }
+    if (size < wanted)
+        cap = size = size / 3 > proven ? size / 3 : proven;
+    return proven = size;
 }
 #endif
 

@@ -10,6 +10,7 @@ STATE = {
     "error_text": (".tbss", "the sentence of the calling thread that fb_last_error returns"),
     "forked": (".bss", "set once in a child of fork, which has one thread then; OpenMP's old threads are gone there"),
     "proven": (".tdata", "how large a team the calling thread has seen to start; the runtime ends the process otherwise"),
+    "cap": (".tdata", "how large a team the calling thread may have after one could not start"),
 }
 WRITABLE = re.compile(r"\.(data|bss|tdata|tbss|ldata|lbss)(?!\.rel\.ro)|\*COM\*")
 

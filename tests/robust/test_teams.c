@@ -34,7 +34,9 @@ static void test_no_room(void **state) {
 #ifdef SANITIZED
     skip(); /* their shadow memory leaves no sense in a limit on address space */
 #endif
-    enum { ROOM = 512 << 20, THREADS = 1000 }; /* a thread takes 8 MiB of address space or more */
+    /* 384 tasks; a thread takes 8 MiB of address space, and up to 64 for its heap. */
+    const size_t room = (size_t)2 << 30;
+    enum { THREADS = 1000 };
     const fbh_case c = case_of("f32", many_tasks);
     const uint64_t expected = run_case(&c, FB_FUSED, 1, FBH_GUARD_NONE);
     const size_t now = address_space();
@@ -42,7 +44,7 @@ static void test_no_room(void **state) {
     assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
     assert_true(now > 0);
     limit = before;
-    limit.rlim_cur = now + ROOM;
+    limit.rlim_cur = now + room;
     assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
     const uint64_t first = run_case(&c, FB_FUSED, THREADS, FBH_GUARD_NONE);
     const uint64_t second = run_case(&c, FB_FUSED, THREADS, FBH_GUARD_NONE);
