@@ -32,7 +32,9 @@ static void buffer_create(fbh_buffer *b, size_t bytes, fbh_guard guard) {
     if (guard == FBH_GUARD_NONE) {
         /* Large ones in huge pages, as fb_alloc gives them. */
         const size_t whole = round_up(bytes + 1, ALIGNMENT), huge = (size_t)2 << 20;
-        b->map = must(aligned_alloc(whole < 2 * huge ? ALIGNMENT : huge, whole), bytes);
+        if (posix_memalign(&b->map, whole < 2 * huge ? ALIGNMENT : huge, whole) != 0)
+            b->map = NULL;
+        must(b->map, bytes);
         b->data = b->map;
         if (whole >= 2 * huge)
             madvise(b->map, whole / huge * huge, MADV_HUGEPAGE);

@@ -266,9 +266,10 @@ static fb_status memory_alloc(fb_ref *ref, int32_t index, size_t bytes) {
     if (bytes > SIZE_MAX - 63)
         return fb__error(FB_MEMORY, "no memory for %zu bytes", bytes);
     size_t align = bytes < HUGE_FROM ? 64 : HUGE_PAGE, whole = bytes ? (bytes + 63) / 64 * 64 : 64;
-    ref->data = aligned_alloc(align, whole);
-    if (!ref->data)
+    if (posix_memalign(&ref->data, align, whole) != 0) {
+        ref->data = NULL;
         return fb__error(FB_MEMORY, "no memory for %zu bytes", bytes);
+    }
 #ifdef MADV_HUGEPAGE
     if (bytes >= HUGE_FROM)
         madvise(ref->data, whole / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* advice: failing is no error */
