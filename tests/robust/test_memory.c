@@ -35,10 +35,6 @@ void *realloc(void *old, size_t size) {
     count();
     return __libc_realloc(old, size);
 }
-void *aligned_alloc(size_t alignment, size_t size) {
-    count();
-    return __libc_memalign(alignment, size);
-}
 int posix_memalign(void **at, size_t alignment, size_t size) {
     count();
     *at = __libc_memalign(alignment, size);
