@@ -110,11 +110,9 @@ void fb__block_at(const fb__call *c, int64_t index, fb__block *block) {
 static void row_addresses(const fb__call *c, const fb__seq *seq, fb_ref ref, fb_strides s, int64_t first_row,
                           int64_t head, int64_t first, int64_t count, void **rows) {
     const int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype), step = s.row * bytes;
-    char *at = fb__at(ref);
-    if (at) /* no arithmetic on NULL, which rows without elements may be */
-        at += fb__index(s, seq, first_row, head, first) * bytes;
+    char *at = (char *)fb__at(ref) + fb__index(s, seq, first_row, head, first) * bytes;
     for (int64_t r = 0; r < count; r++)
-        rows[r] = at ? at + r * step : NULL;
+        rows[r] = at + r * step;
 }
 
 void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, void *rows[FB__BR]) {
@@ -196,8 +194,6 @@ void fb__ahead_block(const fb__call *c, const fb__block *block, fb_ref ref, fb_s
 void fb__ahead_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
                     int64_t nk, int64_t cols, fb__ahead *ahead) {
     int64_t bytes = (int64_t)fb__dtype_bytes(c->p->d.dtype), first = fb__index(s, seq, seq->row_k, kv, k0);
-    if (nk <= 0) /* the tensor may be NULL */
-        return;
     ahead_add(ahead, (const char *)fb__at(ref) + first * bytes, s.row * bytes, nk, cols * bytes);
 }
 

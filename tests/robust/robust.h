@@ -12,6 +12,16 @@
 /* cmocka needs some of the above. */
 #include <cmocka.h>
 
+/* SANITIZED: a sanitizer has its own allocator and address space. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#endif
+
 static inline fbh_case case_of(const char *dtype, const char *rest) {
     fbh_case c;
     char name[2 * FBH_NAME_SIZE], error[256];

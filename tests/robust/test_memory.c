@@ -5,15 +5,6 @@
 /* ---- Allocations, counted: every malloc of the process comes through here -------------------------------
  */
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED
-#endif
-
 static long allocations;
 
 #if defined(__GLIBC__) && !defined(SANITIZED)

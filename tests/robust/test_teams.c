@@ -5,15 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED
-#endif
-
 /* Enough tasks for hundreds of threads, in every pass. */
 static const char many_tasks[] = "b4h32k32.q130k200.d16.causal";
 
