@@ -1,6 +1,6 @@
 # The index of what can be done here; the work is in CMakePresets.json, tests/CMakeLists.txt and tools/.
 .NOTPARALLEL:
-.PHONY: help run test check check-real bench lint format install asan tsan fuzz clean setup ci
+.PHONY: help run test check check-real bench bench-peers lint format install asan tsan fuzz clean setup ci
 .PHONY: build dev test-setup test-gcc test-clang
 
 PREFIX ?= /usr/local
@@ -25,6 +25,9 @@ check-real: build ## The same tensors, verified on every route that takes any le
 
 bench: build ## Speed and memory of all routes on this machine
 	build/release/flashback bench
+
+bench-peers: build ## Speed and accuracy beside PyTorch; fetches it where missing. PEERS="--filter causal"
+	bench/peers/run.sh --lib build/release/libflashback.so $(PEERS)
 
 lint: test-setup ## Format, clang-tidy and cppcheck
 	tools/lint.sh

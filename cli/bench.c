@@ -15,7 +15,9 @@ enum { ID_SHAPE = 300, ID_SET, ID_MASK, ID_PASS, ID_MAX_LEN, ID_MIN_TIME, ID_FOR
 
 const cli_option cli_bench_options[] = {
     {"shape", "B,HQ,HKV,LQ,LK,D[,DV]", "a shape to measure; may come again", ID_SHAPE},
-    {"set", "default|original|quick", "built-in shapes; original prints fused against unfused (f16)", ID_SET},
+    {"set", "default|original|quick|small|decode",
+     "built-in shapes; original prints fused against unfused (f16), decode how fast K and V are read",
+     ID_SET},
     {"mask", "dense|causal", "one mask for all shapes; sets have both", ID_MASK},
     {"max-len", "N", "leave longer shapes out of the set", ID_MAX_LEN},
     {"pass", "fwd,bwd", "which passes (default both)", ID_PASS},
@@ -35,9 +37,10 @@ typedef struct settings {
     int shape_count;
     const char *set, *mask, *compare, *plot;
     int64_t max_len;
-    bool pass[2], original;
+    bool pass[2], original, decode;
     double min_time;
     bench_format format;
+    fbh_reader *reader; /* not NULL: how fast the machine reads is measured beside every row */
 } settings;
 
 /* ---- Command line ----------------------------------------------------------------------------------- */
@@ -114,6 +117,10 @@ static void read_options(settings *s, int argc, char **argv) {
     s->original = s->set && !strcmp(s->set, "original");
     if (s->original && !(s->pass[0] && s->pass[1]))
         cli_fail(CLI_USAGE, "the set original times forward and backward together; --pass does not apply");
+    s->decode = s->set && !strcmp(s->set, "decode");
+    if (s->decode && !s->pass[FBH_FORWARD])
+        cli_fail(CLI_USAGE, "the set decode times the forward; --pass bwd does not apply");
+    s->pass[FBH_BACKWARD] = s->pass[FBH_BACKWARD] && !s->decode;
 }
 
 /* The problems; the original's come twice, unfused before fused. */
@@ -134,8 +141,10 @@ static bench_list make_list(const settings *s, fbh_layout *layout) {
     }
     if (s->original && !o.dtype_given)
         o.desc.dtype = FB_F16;
+    if (s->decode)
+        o.desc.flags |= FB_FORWARD_ONLY;
     if (s->set && !bench_set_add(&list, s->set, &o.desc, masked || s->mask, s->max_len))
-        cli_fail(CLI_USAGE, "--set is '%s'; expected default, original or quick", s->set);
+        cli_fail(CLI_USAGE, "--set is '%s'; expected default, original, quick, small or decode", s->set);
     if (list.count == 0)
         cli_fail(CLI_USAGE, "--max-len %lld leaves no shape of the set", (long long)s->max_len);
     if (!s->original)
@@ -170,13 +179,20 @@ static void progress_clear(void) {
         fputs("\r\033[K", stderr);
 }
 
+/* Past MOST_NORMAL elements the numbers come again: hundreds of millions would take longer than the runs. */
 static void fill_normal(fbh_problem *p, uint64_t seed) {
     static const fbh_id ids[] = {FBH_Q, FBH_K, FBH_V, FBH_DOUT};
+    enum { MOST_NORMAL = 4 << 20 };
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         fbh_tensor *t = &p->t[ids[i]];
+        if (!t->buffer)
+            continue;
+        unsigned char *data = t->buffer->data;
         const size_t size = fbh_size(t->type), count = t->buffer->bytes / size;
-        for (size_t n = 0; n < count; n++)
-            fbh_store(t->type, t->buffer->data + n * size, fbh_normal(seed + ids[i], n));
+        for (size_t n = 0; n < count && n < MOST_NORMAL; n++)
+            fbh_store(t->type, data + n * size, fbh_normal(seed + ids[i], n));
+        for (size_t n = MOST_NORMAL; n < count; n += MOST_NORMAL)
+            memcpy(data + n * size, data, (count - n < MOST_NORMAL ? count - n : MOST_NORMAL) * size);
     }
 }
 
@@ -190,16 +206,31 @@ static word_text isa_of(const job *j) {
     return kernels;
 }
 
-/* The peak before or after a row: clocks wander, and neighbours come and go. */
-static double peak_beside(const fb_desc *desc, int threads, double seconds) {
-    return fbh_peak_flops(desc->dtype == FB_F64 ? FBH_PEAK_F64 : FBH_PEAK_F32, threads,
-                          fmin(seconds / 4, 0.1));
+/* The peak of what the row's kernels multiply with. VDPBF16PS has half the rate of multiply-adds in f32 on
+ * some processors; kernels with AVX512-BF16 have both. */
+static double peak_of(const bench_row *r, int threads, double seconds) {
+    if (r->desc.dtype == FB_F64)
+        return fbh_peak_flops(FBH_PEAK_F64, threads, seconds);
+    if (r->desc.dtype == FB_BF16 && !strcmp(r->isa.text, "amx"))
+        return fbh_peak_flops(FBH_PEAK_AMX, threads, seconds);
+    const double f32 = fbh_peak_flops(FBH_PEAK_F32, threads, seconds);
+    if (r->desc.dtype != FB_BF16 || strcmp(r->isa.text, "avx512bf16"))
+        return f32;
+    return fmax(f32, fbh_peak_flops(FBH_PEAK_AVX512BF16, threads, seconds));
+}
+
+/* Measured before and after a row: clocks wander, and neighbours come and go. The larger counts. */
+static void measure_beside(const settings *s, int threads, bench_row *r) {
+    const double seconds = fmin(s->min_time / 4, 0.1);
+    r->peak_gflops = fmax(r->peak_gflops, peak_of(r, threads, seconds));
+    if (s->reader)
+        r->read_rate = fmax(r->read_rate, fbh_reader_run(s->reader, seconds));
 }
 
 /* Fills two rows, forward and backward, of which those asked for are timed. */
 static void measure(const settings *s, const bench_place *place, const fb_desc *desc, fbh_layout layout,
                     uint64_t seed, bench_row *two) {
-    job j = {.backward = true};
+    job j = {.backward = !(desc->flags & FB_FORWARD_ONLY)};
     complaint why = {""};
     bool refused = fb_supported(desc) != FB_OK;
     if (refused)
@@ -231,11 +262,13 @@ static void measure(const settings *s, const bench_place *place, const fb_desc *
         r->extra = job_output_bytes(&j) + fb_plan_workspace(j.plan);
         if (!s->pass[pass])
             continue;
-        const double before = peak_beside(desc, place->threads, s->min_time);
+        measure_beside(s, place->threads, r);
         r->ms = job_time(&j, (fbh_pass)pass, LEAST_RUNS, s->min_time);
-        r->peak_gflops = fmax(before, peak_beside(desc, place->threads, s->min_time));
+        measure_beside(s, place->threads, r);
         r->gflops = bench_flops(desc, (fbh_pass)pass) / r->ms.median * 1e-6;
         r->peak_percent = r->peak_gflops > 0 ? 100 * r->gflops / r->peak_gflops : 0;
+        if (s->reader)
+            r->kv_rate = bench_kv_bytes(desc) / r->ms.median * 1e-6;
     }
     job_close(&j);
 }
@@ -254,12 +287,15 @@ int cmd_bench(int argc, char **argv) {
     bench_list list = make_list(&s, &layout);
     const bench_place place = find_place(&list.at[0]);
     const bool original = s.original && s.format == BENCH_MD;
+    const bench_format format = s.decode && s.format == BENCH_MD ? BENCH_DECODE : s.format;
     bench_row *rows = calloc(2 * list.count, sizeof *rows);
     size_t count = 0;
     if (!rows)
         cli_fail(CLI_LIBRARY, "memory ran out");
 
-    bench_print_head(original ? BENCH_ORIGINAL : s.format);
+    if (s.decode && !(s.reader = fbh_reader_open(place.threads)))
+        cli_fail(CLI_LIBRARY, "memory ran out");
+    bench_print_head(original ? BENCH_ORIGINAL : format);
     for (size_t i = 0; i < list.count; i++) {
         bench_row two[2];
         progress(i, list.count);
@@ -269,7 +305,7 @@ int cmd_bench(int argc, char **argv) {
             if (s.pass[pass]) {
                 rows[count++] = two[pass];
                 if (!original)
-                    bench_print_row(s.format, &place, &two[pass]);
+                    bench_print_row(format, &place, &two[pass]);
             }
         if (original && i % 2 == 1)
             bench_print_original(&rows[count - 4]);
@@ -279,6 +315,7 @@ int cmd_bench(int argc, char **argv) {
         bench_plot(s.plot, &place, rows, count);
     bool good =
         !s.compare || bench_compare(s.compare, &place, rows, count, s.format == BENCH_MD ? stdout : stderr);
+    fbh_reader_close(s.reader);
     free(rows);
     free(list.at);
     return good ? CLI_OK : CLI_CHECK;

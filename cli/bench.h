@@ -17,8 +17,9 @@ typedef struct bench_row {
     word_text mask, route, isa; /* "causal"; the route taken; what its kernels use */
     fbh_stats ms;
     double gflops, peak_gflops, peak_percent; /* the peak beside this row; 0 = none */
-    uint64_t extra;                           /* bytes beside the inputs, for forward and backward together */
-    char refused[400];                        /* not empty: why nothing was measured */
+    double kv_rate, read_rate; /* GB/s: K and V over the median time, what the machine reads; 0 = not asked */
+    uint64_t extra;            /* bytes beside the inputs, for all passes of the plan together */
+    char refused[400];         /* not empty: why nothing was measured */
 } bench_row;
 
 /* What all rows of a run share. */
@@ -27,7 +28,7 @@ typedef struct bench_place {
     int threads;
 } bench_place;
 
-typedef enum bench_format { BENCH_MD, BENCH_CSV, BENCH_JSONL, BENCH_ORIGINAL } bench_format;
+typedef enum bench_format { BENCH_MD, BENCH_CSV, BENCH_JSONL, BENCH_ORIGINAL, BENCH_DECODE } bench_format;
 
 /* A growing list of problems to measure. */
 typedef struct bench_list {
@@ -44,11 +45,15 @@ bool bench_set_add(bench_list *list, const char *name, const fb_desc *base, bool
 /* Multiply-adds count as two operations. Forward 2(D + Dv), backward 2(3D + 2Dv) for each cell; a causal
  * problem with Lq = Lk counts half of its cells, any other window exactly those it leaves. */
 double bench_flops(const fb_desc *desc, fbh_pass pass);
+
+/* Of K and V. */
+double bench_kv_bytes(const fb_desc *desc);
+
 word_text bench_mask_name(const fb_desc *desc);
 const char *bench_pass_name(fbh_pass pass);
 
-/* Tables are printed row by row. The original's table takes rows in groups of four: forward and backward,
- * unfused and then fused. */
+/* Tables are printed row by row; BENCH_DECODE is BENCH_MD with the rates of reading. The original's table
+ * takes rows in groups of four: forward and backward, unfused and then fused. */
 void bench_print_head(bench_format format);
 void bench_print_row(bench_format format, const bench_place *place, const bench_row *row);
 void bench_print_original(const bench_row *four);

@@ -13,30 +13,40 @@ static void shape_words(const fb_desc *d, char *text, size_t size) {
 }
 
 void bench_print_head(bench_format format) {
-    if (format == BENCH_MD)
-        puts("| B,Hq,Hkv,Lq,Lk,D | dtype | mask | pass | route | median ms | min ms | p90 ms | GFLOP/s | % "
-             "of peak | "
-             "extra MB |\n|---|---|---|---|---|--:|--:|--:|--:|--:|--:|");
+    if (format == BENCH_MD || format == BENCH_DECODE)
+        printf("| B,Hq,Hkv,Lq,Lk,D | dtype | mask | pass | route | median ms | min ms | p90 ms | GFLOP/s | "
+               "%% of "
+               "peak | extra MB |%s\n|---|---|---|---|---|--:|--:|--:|--:|--:|--:|%s\n",
+               format == BENCH_DECODE ? " K,V GB/s | % of read |" : "",
+               format == BENCH_DECODE ? "--:|--:|" : "");
     else if (format == BENCH_CSV)
         puts("batch,heads_q,heads_kv,len_q,len_k,head_dim,head_dim_v,dtype,mask,pass,route,ms_median,ms_min,"
              "ms_p90,"
-             "gflops,peak_percent,peak_extra_bytes,machine,isa,threads,version,compiler,date,refused");
+             "gflops,peak_percent,peak_extra_bytes,kv_gb_per_s,read_gb_per_s,machine,isa,threads,version,"
+             "compiler,date,refused");
     else if (format == BENCH_ORIGINAL)
         puts("| mask | D | Hkv | L | unfused fwd+bwd ms | fused fwd+bwd ms | speed-up | unfused peak MB | "
              "fused peak "
              "MB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|");
 }
 
-static void print_md(const bench_row *r) {
+static double read_percent(const bench_row *r) {
+    return r->read_rate > 0 ? 100 * r->kv_rate / r->read_rate : 0;
+}
+
+static void print_md(const bench_row *r, bool decode) {
     char shape[128];
     shape_words(&r->desc, shape, sizeof shape);
     printf("| %s | %s | %s | %s | %s |", shape, fb_dtype_name(r->desc.dtype), r->mask.text,
            bench_pass_name(r->pass), r->route.text);
     if (*r->refused)
-        printf(" refused: %s | | | | | |\n", r->refused);
+        printf(" refused: %s | | | | | |%s", r->refused, decode ? " | |" : "");
     else
-        printf(" %.3f | %.3f | %.3f | %.1f | %.1f | %.2f |\n", r->ms.median, r->ms.min, r->ms.p90, r->gflops,
+        printf(" %.3f | %.3f | %.3f | %.1f | %.1f | %.2f |", r->ms.median, r->ms.min, r->ms.p90, r->gflops,
                r->peak_percent, (double)r->extra * 1e-6);
+    if (decode && !*r->refused)
+        printf(" %.1f | %.0f |", r->kv_rate, read_percent(r));
+    putchar('\n');
 }
 
 /* A field in quotes, with quotes inside doubled. */
@@ -57,6 +67,10 @@ static void print_csv(const bench_place *p, const bench_row *r) {
            (long long)d->len_k, (long long)d->head_dim, (long long)d->head_dim_v, fb_dtype_name(d->dtype),
            r->mask.text, bench_pass_name(r->pass), r->route.text, r->ms.median, r->ms.min, r->ms.p90,
            r->gflops, r->peak_percent, (unsigned long long)r->extra);
+    if (r->kv_rate > 0)
+        printf("%.4g,%.4g,", r->kv_rate, r->read_rate);
+    else
+        fputs(",,", stdout);
     print_quoted(p->machine.text);
     printf(",%s,%d,%s,%s,%s,", r->isa.text, p->threads, fb_version(), p->compiler.text, p->date.text);
     print_quoted(r->refused);
@@ -80,6 +94,11 @@ static void print_jsonl(const bench_place *p, const bench_row *r) {
                                               "peak_percent", r->peak_percent, "peak_gflops", r->peak_gflops,
                                               "peak_extra_bytes", (json_int_t)r->extra);
     json_object_update(row, numbers);
+    if (r->kv_rate > 0) {
+        json_object_set_new(row, "kv_gb_per_s", json_real(r->kv_rate));
+        json_object_set_new(row, "read_gb_per_s", json_real(r->read_rate));
+        json_object_set_new(row, "read_percent", json_real(read_percent(r)));
+    }
     json_object_update(row, place);
     char *line = json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(6));
     puts(line ? line : "{}");
@@ -90,8 +109,8 @@ static void print_jsonl(const bench_place *p, const bench_row *r) {
 }
 
 void bench_print_row(bench_format format, const bench_place *place, const bench_row *row) {
-    if (format == BENCH_MD)
-        print_md(row);
+    if (format == BENCH_MD || format == BENCH_DECODE)
+        print_md(row, format == BENCH_DECODE);
     else if (format == BENCH_CSV)
         print_csv(place, row);
     else if (format == BENCH_JSONL)

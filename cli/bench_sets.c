@@ -7,27 +7,55 @@
 
 enum { DENSE = 1, CAUSAL = 2, BOTH = DENSE | CAUSAL };
 
-/* All self-attention: Lq = Lk, Dv = D. */
+/* Dv = D. */
 typedef struct set_row {
     const char *set;
-    int64_t batch, heads_q, heads_kv, len, dim;
+    int64_t batch, heads_q, heads_kv, len_q, len_k, dim;
     int masks;
 } set_row;
 
+#define SELF(set, batch, heads_q, heads_kv, len, dim, masks)                                                 \
+    { set, batch, heads_q, heads_kv, len, len, dim, masks }
+#define SMALL(len) SELF("small", 32, 8, 8, len, 64, BOTH), SELF("small", 128, 8, 8, len, 64, BOTH)
+#define DECODE(len_k)                                                                                        \
+    {"decode", 1, 32, 8, 1, len_k, 128, DENSE}, {"decode", 1, 32, 8, 2, len_k, 128, DENSE},                  \
+        {"decode", 1, 32, 8, 4, len_k, 128, DENSE}, {                                                        \
+        "decode", 1, 32, 8, 8, len_k, 128, DENSE                                                             \
+    }
+
 static const set_row rows[] = {
-    {"quick", 1, 4, 4, 256, 64, BOTH},         {"quick", 1, 4, 2, 256, 128, CAUSAL},
+    SELF("quick", 1, 4, 4, 256, 64, BOTH),
+    SELF("quick", 1, 4, 2, 256, 128, CAUSAL),
 
-    {"default", 4, 8, 8, 512, 64, BOTH},       {"default", 4, 8, 8, 512, 128, BOTH},
-    {"default", 1, 8, 8, 2048, 64, BOTH},      {"default", 1, 8, 8, 2048, 128, BOTH},
-    {"default", 1, 8, 8, 4096, 64, BOTH},      {"default", 1, 8, 2, 2048, 128, CAUSAL},
+    SELF("default", 4, 8, 8, 512, 64, BOTH),
+    SELF("default", 4, 8, 8, 512, 128, BOTH),
+    SELF("default", 1, 8, 8, 2048, 64, BOTH),
+    SELF("default", 1, 8, 8, 2048, 128, BOTH),
+    SELF("default", 1, 8, 8, 4096, 64, BOTH),
+    SELF("default", 1, 8, 2, 2048, 128, CAUSAL),
 
-    {"original", 1, 32, 32, 512, 64, BOTH},    {"original", 1, 32, 32, 1024, 64, BOTH},
-    {"original", 1, 32, 32, 2048, 64, BOTH},   {"original", 1, 32, 32, 4096, 64, BOTH},
-    {"original", 1, 32, 32, 512, 96, BOTH},    {"original", 1, 32, 32, 1024, 96, BOTH},
-    {"original", 1, 32, 32, 2048, 96, BOTH},   {"original", 1, 32, 32, 4096, 96, BOTH},
-    {"original", 1, 32, 32, 512, 128, BOTH},   {"original", 1, 32, 32, 1024, 128, BOTH},
-    {"original", 1, 32, 32, 2048, 128, BOTH},  {"original", 1, 32, 32, 4096, 128, BOTH},
-    {"original", 1, 32, 8, 2048, 128, CAUSAL},
+    SELF("original", 1, 32, 32, 512, 64, BOTH),
+    SELF("original", 1, 32, 32, 1024, 64, BOTH),
+    SELF("original", 1, 32, 32, 2048, 64, BOTH),
+    SELF("original", 1, 32, 32, 4096, 64, BOTH),
+    SELF("original", 1, 32, 32, 512, 96, BOTH),
+    SELF("original", 1, 32, 32, 1024, 96, BOTH),
+    SELF("original", 1, 32, 32, 2048, 96, BOTH),
+    SELF("original", 1, 32, 32, 4096, 96, BOTH),
+    SELF("original", 1, 32, 32, 512, 128, BOTH),
+    SELF("original", 1, 32, 32, 1024, 128, BOTH),
+    SELF("original", 1, 32, 32, 2048, 128, BOTH),
+    SELF("original", 1, 32, 32, 4096, 128, BOTH),
+    SELF("original", 1, 32, 8, 2048, 128, CAUSAL),
+
+    SMALL(16),
+    SMALL(32),
+    SMALL(64),
+    SMALL(128),
+
+    DECODE(1024),
+    DECODE(8192),
+    DECODE(65536),
 };
 
 void bench_list_add(bench_list *list, const fb_desc *desc) {
@@ -42,7 +70,8 @@ static void add_row(bench_list *list, const set_row *row, const fb_desc *base, c
     desc.batch = row->batch;
     desc.heads_q = row->heads_q;
     desc.heads_kv = row->heads_kv;
-    desc.len_q = desc.len_k = row->len;
+    desc.len_q = row->len_q;
+    desc.len_k = row->len_k;
     desc.head_dim = desc.head_dim_v = row->dim;
     desc.window = *window;
     bench_list_add(list, &desc);
@@ -57,7 +86,7 @@ bool bench_set_add(bench_list *list, const char *name, const fb_desc *base, bool
             if (strcmp(rows[i].set, name))
                 continue;
             known = true;
-            if (rows[i].len <= max_len && (masked || rows[i].masks & masks[m]))
+            if (rows[i].len_k <= max_len && (masked || rows[i].masks & masks[m]))
                 add_row(list, &rows[i], base, masked ? &base->window : &windows[m]);
         }
     return known;
@@ -87,6 +116,11 @@ double bench_flops(const fb_desc *d, fbh_pass pass) {
     const double D = (double)d->head_dim, Dv = (double)d->head_dim_v;
     return 2 * (double)d->batch * (double)d->heads_q * cells(d) *
            (pass == FBH_FORWARD ? D + Dv : 3 * D + 2 * Dv);
+}
+
+double bench_kv_bytes(const fb_desc *d) {
+    return (double)d->batch * (double)d->heads_kv * (double)d->len_k * (double)(d->head_dim + d->head_dim_v) *
+           (double)fbh_size((int)d->dtype);
 }
 
 word_text bench_mask_name(const fb_desc *d) {

@@ -11,10 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Fewest first, as FLASHBACK_ISA takes them. */
-static const char *const isas[] = {"scalar", "baseline", "avx2", "avx512"};
+/* As FLASHBACK_ISA takes them. From the fifth on they differ from others in bf16 only. */
+static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512",
+                                   "bfdot",  "avx512bf16", "amx_model", "amx"};
 
-enum { ISA_COUNT = sizeof isas / sizeof *isas, ROUTE_COUNT = FB_REFERENCE + 1, DEVICE_COUNT = FB_METAL + 1 };
+enum { ISA_COUNT = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTE_COUNT = FB_REFERENCE + 1, DEVICE_COUNT = FB_METAL + 1 };
 
 typedef struct settings {
     const char *filter;
@@ -40,7 +41,7 @@ static void print_usage(FILE *to) {
           "  -f, --filter REGEX   only cases whose name matches (POSIX extended; a piece of a name will do)\n"
           "  -r, --route ROUTE    auto, fused, vector, unfused or reference (default: all)\n"
           "  -d, --device DEVICE  cpu, cuda or metal (default: all that are present)\n"
-          "  -i, --isa ISA        scalar, baseline, avx2, avx512, or all (default: the best there is)\n"
+          "  -i, --isa ISA        a value of FLASHBACK_ISA, or all (default: the best there is)\n"
           "  -t, --threads N      most threads of a call (default: what OpenMP allows)\n"
           "  -s, --seed N         other random values (default: 0)\n"
           "  -l, --list           print the names of the cases and run nothing\n"
@@ -200,13 +201,18 @@ static bool present(fb_device device) {
 
 /* The instruction sets of this machine, as fb_info lists them ahead of the environment variables. */
 static void find_isas(bool *use) {
+    static const char title[] = "cpu instruction sets: ";
     char text[8192];
     fb_info(text, sizeof text);
-    char *variables = strstr(text, "FLASHBACK_");
-    if (variables)
-        *variables = 0;
-    for (int n = 0; n < ISA_COUNT; n++)
-        use[n] = strstr(text, isas[n]) != NULL;
+    memset(use, 0, ISA_COUNT * sizeof *use);
+    char *rest, *line = strstr(text, title);
+    if (!line)
+        return;
+    line += sizeof title - 1;
+    line[strcspn(line, "\n")] = 0;
+    for (char *isa = strtok_r(line, " ", &rest); isa; isa = strtok_r(NULL, " ", &rest))
+        for (int n = 0; n < ISA_COUNT; n++)
+            use[n] |= strcmp(isa, isas[n]) == 0;
 }
 
 static void run_case(const settings *s, const fbh_case *c, const bool *use, tally *sum) {
@@ -220,7 +226,7 @@ static void run_case(const settings *s, const fbh_case *c, const bool *use, tall
             run_routes(s, &oracle, (fb_device)device, device == FB_CPU && s->isa ? s->isa : "best", sum);
             continue;
         }
-        for (int n = 0; n < ISA_COUNT; n++)
+        for (int n = 0; n < (c->desc.dtype == FB_BF16 ? ISA_COUNT : WIDE_ISAS); n++)
             if (use[n]) {
                 setenv("FLASHBACK_ISA", isas[n], 1);
                 run_routes(s, &oracle, FB_CPU, isas[n], sum);

@@ -239,6 +239,10 @@ void fbh_low(fbh_problem *p, fb_dtype type);
  * dims run from the last to the first. */
 void fbh_low_reordered(fbh_problem *p, fb_dtype type);
 
+/* In f32 but for P and dS, which are rounded to `cells` on their way into products: kernels of 16-bit matrix
+ * units. */
+void fbh_low_cells(fbh_problem *p, fb_dtype cells);
+
 /* The formula in double, but the backward starts from out and lse as the interface keeps them for `kept`:
  * what no backward behind this interface can know better. */
 void fbh_kept(fbh_problem *p, fb_dtype kept);

@@ -12,6 +12,7 @@ typedef struct row {
     const fb_desc *desc;
     fb_dtype type; /* S, P, O, dP and dS are rounded to it */
     fb_dtype kept; /* what O is rounded to between the passes, and LSE accordingly */
+    fb_dtype cells; /* what P, before it is divided by l, and dS are rounded to besides, for products alone */
     bool again;    /* the backward makes P again, from LSE */
     bool reorder;  /* sums over d run backwards, and q is scaled, to base 2, instead of S */
     bool single;   /* sums and functions are in float; otherwise in double */
@@ -53,9 +54,15 @@ static double sum_of(const row *w, double x, double y) {
     return w->single ? (double)((float)x + (float)y) : x + y;
 }
 static double rounded(const row *w, double x) { return fbh_round((int)w->type, x); }
+static double cell(const row *w, double x) { return fbh_round((int)w->cells, x); }
 
 static double *at(const fbh_problem *p, fbh_id id, int64_t b, int64_t h, int64_t i) {
     return fbh_at(&p->t[id], b, h, i, 0);
+}
+
+/* exp(S - m), rounded as a cell where exp(S - top) is. */
+static double weight(const row *w, double S, double top) {
+    return cell(w, exponential(w, S - top)) * exponential(w, top - w->m);
 }
 
 /* S = scale * q.k, then softcap, then bias; m and l of the softmax with the sink in it; P = exp(S - m) / l.
@@ -66,6 +73,7 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
     const double before = w->reorder ? w->scale / ln2 : 1, after = w->reorder ? ln2 : w->scale;
     for (int64_t e = 0; e < d->head_dim; e++)
         w->q[e] = before * at(p, FBH_Q, b, h, i)[e]; /* dot rounds it */
+    double top = -(double)INFINITY; /* of the keys; kernels let the sink join last */
     w->m = w->sink;
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
@@ -78,9 +86,11 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
         if (d->flags & FB_BIAS)
             S = rounded(w, S + fbh_get(&p->t[FBH_BIAS], b, h, i, j));
         w->S[j] = S;
-        if (S > w->m || isnan(S))
-            w->m = S;
+        if (S > top || isnan(S))
+            top = S;
     }
+    if (!(top < w->sink))
+        w->m = top;
     w->l = exponential(w, w->sink - w->m);
     for (int64_t j = 0; j < w->keys; j++)
         if (w->counts[j]) {
@@ -89,7 +99,7 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
         }
     for (int64_t j = 0; j < w->keys; j++)
         if (w->counts[j])
-            w->P[j] = rounded(w, w->P[j] / w->l);
+            w->P[j] = rounded(w, (w->cells == FB_F64 ? w->P[j] : weight(w, w->S[j], top)) / w->l);
 }
 
 /* O = P V    LSE = m + ln l. P made again is exp(S - LSE): m = LSE, l = 1. */
@@ -138,12 +148,13 @@ static void backward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int
             const double t = w->capped[j] / d->softcap;
             dS = rounded(w, dS * (1 - t * t));
         }
+        dS = cell(w, dS);
         if (p->t[FBH_DQ].buffer)
             axpy(w, w->scale * dS, at(p, FBH_K, b, h_kv, j), at(p, FBH_DQ, b, h, i), D);
         if (p->t[FBH_DK].buffer)
             axpy(w, w->scale * dS, q, at(p, FBH_DK, b, h_kv, j), D);
         if (p->t[FBH_DV].buffer)
-            axpy(w, w->P[j], dO, at(p, FBH_DV, b, h_kv, j), Dv);
+            axpy(w, cell(w, w->P[j]), dO, at(p, FBH_DV, b, h_kv, j), Dv);
     }
     if (p->t[FBH_DSINKS].buffer) {
         double *dsink = at(p, FBH_DSINKS, 0, h, 0);
@@ -208,12 +219,16 @@ static void compute(fbh_problem *p, row w) {
     free(w.counts);
 }
 
-void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, (row){.type = type, .kept = type}); }
+void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, (row){.type = type, .kept = type, .cells = FB_F64}); }
 
 void fbh_low_reordered(fbh_problem *p, fb_dtype type) {
-    compute(p, (row){.type = type, .kept = type, .reorder = true});
+    compute(p, (row){.type = type, .kept = type, .cells = FB_F64, .reorder = true});
 }
 
 void fbh_kept(fbh_problem *p, fb_dtype kept) {
-    compute(p, (row){.type = FB_F64, .kept = kept, .again = true});
+    compute(p, (row){.type = FB_F64, .kept = kept, .cells = FB_F64, .again = true});
+}
+
+void fbh_low_cells(fbh_problem *p, fb_dtype cells) {
+    compute(p, (row){.type = FB_F32, .kept = cells, .cells = cells, .again = true});
 }

@@ -69,6 +69,10 @@ static void make_low(fbh_problem *low, const fbh_problem *want, const fbh_proble
         fbh_low(&other, FB_F32);
         take_worse(low, &other, want);
     }
+    if (type == FB_BF16) { /* f16 is not multiplied as it is */
+        fbh_low_cells(&other, type);
+        take_worse(low, &other, want);
+    }
     if (type != FB_F64) {
         fbh_low_reordered(&other, FB_F32);
         take_worse(low, &other, want);

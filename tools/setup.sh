@@ -1,7 +1,9 @@
 #!/bin/sh
 # Installs what is missing, and nothing else, through apt-get (Debian 12). Usage: tools/setup.sh group...
-#     run    what building the library and the CLI needs
-#     test   what the tests and `make lint` need on top
+#     run      what building the library and the CLI needs
+#     test     what the tests and `make lint` need on top
+#     aarch64  what the cross build for AArch64 and its tests need on top of `run`
+#     peers    what bench/peers needs to make a Python with PyTorch
 set -u
 
 missing=""
@@ -36,12 +38,30 @@ probe_test() {
     need 'python3 -c "import ctypes"' python3
 }
 
+# Packages of arm64 are unpacked into a folder of their own, where cmake/aarch64.cmake looks for them. To install
+# them would take arm64's libc6, in exactly the version of the machine's own.
+arm64_root=/usr/local/aarch64-linux-gnu
+
+probe_aarch64() {
+    need 'command -v aarch64-linux-gnu-gcc' gcc-aarch64-linux-gnu
+    need '[ -e /usr/aarch64-linux-gnu/include/stdio.h ]' libc6-dev-arm64-cross
+    need 'command -v qemu-aarch64' qemu-user
+    need "[ -e $arm64_root/usr/include/jansson.h ]" libjansson-dev:arm64
+    need "[ -e $arm64_root/usr/lib/aarch64-linux-gnu/libjansson.so ]" libjansson4:arm64
+    need "[ -e $arm64_root/usr/include/cmocka.h ]" libcmocka-dev:arm64
+    need "[ -e $arm64_root/usr/lib/aarch64-linux-gnu/libcmocka.so ]" libcmocka0:arm64
+}
+
+probe_peers() {
+    need 'python3 -c "import venv, ensurepip"' python3-venv
+}
+
 probe() {
     missing=""
     for group in "$@"; do
         case $group in
-            run | test) "probe_$group" ;;
-            *) echo "setup: no group '$group'; there are: run test" >&2 && exit 2 ;;
+            run | test | aarch64 | peers) "probe_$group" ;;
+            *) echo "setup: no group '$group'; there are: run test aarch64 peers" >&2 && exit 2 ;;
         esac
     done
 }
@@ -61,13 +81,36 @@ if [ "$(id -u)" -ne 0 ]; then
     sudo=sudo
 fi
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# shellcheck disable=SC2086 # a list of words, here and below
+native=$(printf '%s\n' $missing | grep -v ':arm64$')
+# shellcheck disable=SC2086
+foreign=$(printf '%s\n' $missing | grep ':arm64$')
+
+# shellcheck disable=SC2086
+install_native() {
+    [ -z "$native" ] && return
+    $sudo apt-get update &&
+        $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $native
+}
+
+# An apt-get of another architecture with lists of its own leaves the machine's as they are.
+# shellcheck disable=SC2086
+unpack_foreign() (
+    [ -z "$foreign" ] && return
+    cd "$scratch" && mkdir lists cache || return
+    set -- -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root \
+        -o Dir::State::status=/dev/null -o Dir::State::lists="$scratch/lists" -o Dir::Cache="$scratch/cache"
+    apt-get "$@" update && apt-get "$@" download $foreign || return
+    for package in *.deb; do
+        $sudo dpkg-deb -x "$package" "$arm64_root" || return
+    done
+)
+
 echo "setup: installing$missing"
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-# shellcheck disable=SC2086 # a list of words
-if ! { $sudo apt-get update &&
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >"$log" 2>&1; then
-    tail -n 20 "$log" >&2
+if ! { install_native && unpack_foreign; } >"$scratch/log" 2>&1; then
+    tail -n 20 "$scratch/log" >&2
     fail "apt-get could not install them; its last words are above."
 fi
 

@@ -8,7 +8,7 @@
     X(FLASHBACK_ROUTE, "auto | fused | vector | unfused | reference")                                        \
     X(FLASHBACK_FUSED_MIN_LEN, "key length from which auto prefers fused over unfused")                      \
     X(FLASHBACK_SCORE_BYTES_MAX, "most bytes of score matrices that the unfused route may use")              \
-    X(FLASHBACK_ISA, "scalar | baseline | avx2 | avx512")
+    X(FLASHBACK_ISA, "scalar | baseline | bfdot | avx2 | avx512 | avx512bf16 | amx_model | amx")
 
 typedef enum fb__env {
 #define X(name, holds) FB__ENV_##name,

@@ -16,13 +16,15 @@
  * the end. The number of chunks follows from the shape and desc.tasks alone. Floor:
  * cpu. Next: gradients.c, what happens before and after. */
 #include "backward.h"
-#include "team.h"
+#include "product.h"
 #include <math.h>
 #include <string.h>
 
 typedef struct scratch {
     void *q_lanes, *q_rows, *do_lanes, *do_rows;
-    void *s, *dp, *k, *v;
+    void *s, *dp;
+    fb__cells cells;
+    void *k_rows, *k_columns, *v_rows; /* packs of the keys at hand */
     void *dq, *dk, *dv; /* only when chunks is 1: the unit's dQ, and dK, dV of the keys at hand */
     fb__mask_scratch mask;
     size_t bytes;
@@ -31,18 +33,25 @@ typedef struct scratch {
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
     bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native, alone = state->chunks == 1;
-    int64_t keys = state->sub * FB__BC;
+    bool pairs = state->pairs;
+    int64_t keys = state->sub * FB__BC, widest = fb__max(state->d_pad, state->dv_pad);
+    int64_t cells = pairs ? FB__BC * FB__BR / 2 : 0;
     struct {
         void **to;
-        int64_t count;
-    } arrays[] = {{&x.q_lanes, p->d.head_dim * FB__BR},
+        int64_t count; /* of T */
+    } arrays[] = {{&x.q_lanes, state->d_pad * FB__BR},
                   {&x.q_rows, state->d_pad * FB__BR},
-                  {&x.do_lanes, p->d.head_dim_v * FB__BR},
+                  {&x.do_lanes, state->dv_pad * FB__BR},
                   {&x.do_rows, state->dv_pad * FB__BR},
                   {&x.s, FB__BC * FB__BR},
                   {&x.dp, FB__BC * FB__BR},
-                  {&x.k, pack ? keys * state->d_pad : 0},
-                  {&x.v, pack ? keys * state->dv_pad : 0},
+                  {&x.cells.p, cells},
+                  {&x.cells.ds, cells},
+                  {&x.cells.ds_pairs, cells},
+                  {&x.mask.clean, pairs ? FB__BC * widest / 2 : 0},
+                  {&x.k_rows, pack ? keys * state->d_pad : 0},
+                  {&x.k_columns, pairs ? keys * state->d_pad : 0},
+                  {&x.v_rows, pack ? keys * state->dv_pad : 0},
                   {&x.mask.keep, FB__BC * FB__BR},
                   {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
                   {&x.mask.derivative, p->d.softcap > 0 ? FB__BC * FB__BR : 0},
@@ -50,7 +59,7 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
                   {&x.mask.hi, FB__BR},
                   {&x.dk, alone ? keys * state->d_pad : 0},
                   {&x.dv, alone ? keys * state->dv_pad : 0},
-                  {&x.dq, alone ? state->blocks * p->d.head_dim * FB__BR : 0}};
+                  {&x.dq, alone ? state->blocks * state->d_k * FB__BR : 0}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         *arrays[i].to = base ? base + x.bytes : NULL;
         x.bytes += fb__t_bytes(state, arrays[i].count);
@@ -65,7 +74,7 @@ size_t fb__backward_scratch(const fb__cpu_state *state, const fb__problem *p) {
 size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *p) {
     int64_t places =
         state->grouped ? state->together * state->blocks : state->copies * state->slots * p->d.heads_kv;
-    return state->chunks == 1 ? 0 : fb__t_bytes(state, places * p->d.head_dim * FB__BR);
+    return state->chunks == 1 ? 0 : fb__t_bytes(state, places * state->d_k * FB__BR);
 }
 
 size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
@@ -81,10 +90,13 @@ typedef struct task {
     int64_t local;           /* which of the units that run together */
     int64_t blocks, key_blocks;
     scratch x;
+    struct {
+        fb__operand rows, columns, value; /* K, K as columns, V */
+    } key[FB__MOST_SUB];                  /* of the key blocks at hand */
 } task;
 
 static void *dq_at(const fb__call *c, const task *t, int64_t block, int64_t copy) {
-    int64_t size = c->p->d.head_dim * FB__BR, slot = t->local * c->s->blocks + block;
+    int64_t size = c->s->d_k * FB__BR, slot = t->local * c->s->blocks + block;
     if (c->s->chunks == 1)
         return fb__t(c, t->x.dq, block * size);
     if (!c->s->grouped)
@@ -129,40 +141,31 @@ typedef struct block_rows {
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
                           const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq, bool dq_begins,
                           fb__ahead *ahead) {
-    const fb_desc *d = &c->p->d;
     const scratch *x = &t->x;
+    const fb__cells *cells = c->s->pairs ? &x->cells : NULL;
+    const void *p = cells ? cells->p : x->s, *ds = cells ? cells->ds : x->dp;
     int64_t kb = key_block(c, keys, j);
-    fb__operand key = {fb__tc(c, x->k, j * FB__BC * c->s->d_pad), c->s->d_pad};
-    fb__operand value = {fb__tc(c, x->v, j * FB__BC * c->s->dv_pad), c->s->dv_pad};
-    if (c->s->native) {
-        key = fb__keys_in_place(c, &t->seq, t->kv, c->io->k, d->k, tile->k0);
-        value = fb__keys_in_place(c, &t->seq, t->kv, c->io->v, d->v, tile->k0);
-    }
-    fb__tile_scores_product(c, block, tile, key, d->head_dim, x->q_lanes, x->s, ahead);
-    fb__tile_scores_product(c, block, tile, value, d->head_dim_v, x->do_lanes, x->dp, ahead);
+    fb__tile_scores_product(c, block, tile, t->key[j].rows, c->s->d_k, x->q_lanes, x->s, ahead);
+    fb__tile_scores_product(c, block, tile, t->key[j].value, c->s->dv_k, x->do_lanes, x->dp, ahead);
     fb__tile_scores(c, block, tile, &x->mask, x->s, true);
-    fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp);
+    fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp, cells);
     if (!fb__has(c->p, FB_NO_DV))
-        fb__tile_rows_product(c, block, tile, x->s, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
+        fb__tile_rows_product(c, block, tile, p, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
                               ahead);
     if (!fb__has(c->p, FB_NO_DK))
-        fb__tile_rows_product(c, block, tile, x->dp, &x->mask, rows->q, c->s->d_pad, dk_at(c, t, kb, j),
+        fb__tile_rows_product(c, block, tile, ds, &x->mask, rows->q, c->s->d_pad, dk_at(c, t, kb, j),
                               ahead);
     if (!fb__has(c->p, FB_NO_DQ))
-        fb__tile_lanes_product(c, block, tile, key, d->head_dim, x->dp, &x->mask, dq, !dq_begins, ahead);
+        fb__tile_lanes_product(c, block, tile, t->key[j].columns, c->s->d_k, cells ? cells->ds_pairs : ds,
+                               &x->mask, dq, !dq_begins, ahead);
 }
 
 /* ---- One task ---- */
 
 static block_rows pack_block(const fb__call *c, const fb__block *block, const scratch *x) {
-    const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
-    void *rows[FB__BR];
-    const void *const *from = (const void *const *)rows;
-    fb__block_rows(c, block, c->io->q, d->q, rows);
-    k->pack_lanes(block->n, block->n_pad, d->head_dim, from, c->s->type, fb__pack_factor(c), x->q_lanes);
-    fb__block_rows(c, block, c->io->dout, d->dout, rows);
-    k->pack_lanes(block->n, block->n_pad, d->head_dim_v, from, c->s->type, 1, x->do_lanes);
+    fb__lanes_pack(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, fb__pack_factor(c), x->q_lanes);
+    fb__lanes_pack(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, 1, x->do_lanes);
     return (block_rows){
         fb__rows_operand(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, x->q_rows),
         fb__rows_operand(c, block, c->io->dout, d->dout, d->head_dim_v, c->s->dv_pad, x->do_rows)};
@@ -221,7 +224,7 @@ static void block_gradient(const fb__call *c, const task *t, const fb__block *bl
         packed = true;
     }
     if (dq_begins && !packed)
-        memset(dq, 0, (size_t)(c->p->d.head_dim * block->n_pad * c->s->k->size));
+        memset(dq, 0, (size_t)(c->s->d_k * block->n_pad * c->s->k->size));
 }
 
 /* Every row block of the task against the keys at hand. */
@@ -241,20 +244,24 @@ static void each_block(const fb__call *c, const task *t, const keys_at_hand *key
     }
 }
 
-static void begin_keys(const fb__call *c, const task *t, const keys_at_hand *keys) {
+static void begin_keys(const fb__call *c, task *t, const keys_at_hand *keys) {
     const fb_desc *d = &c->p->d;
+    const int64_t d_pad = c->s->d_pad, dv_pad = c->s->dv_pad;
     for (int64_t j = 0; j < keys->count; j++) {
-        int64_t kb = key_block(c, keys, j), nk = keys_in(t, kb);
+        int64_t kb = key_block(c, keys, j), k0 = kb * FB__BC, nk = keys_in(t, kb);
         if (c->step == 0) {
-            memset(dk_at(c, t, kb, j), 0, (size_t)(FB__BC * c->s->d_pad * c->s->k->size));
-            memset(dv_at(c, t, kb, j), 0, (size_t)(FB__BC * c->s->dv_pad * c->s->k->size));
+            memset(dk_at(c, t, kb, j), 0, (size_t)(FB__BC * d_pad * c->s->k->size));
+            memset(dv_at(c, t, kb, j), 0, (size_t)(FB__BC * dv_pad * c->s->k->size));
         }
-        if (c->s->native)
-            continue;
-        fb__keys_operand(c, &t->seq, t->kv, c->io->k, d->k, kb * FB__BC, nk, d->head_dim, c->s->d_pad,
-                         fb__t(c, t->x.k, j * FB__BC * c->s->d_pad));
-        fb__keys_operand(c, &t->seq, t->kv, c->io->v, d->v, kb * FB__BC, nk, d->head_dim_v, c->s->dv_pad,
-                         fb__t(c, t->x.v, j * FB__BC * c->s->dv_pad));
+        t->key[j].rows = t->key[j].columns =
+            fb__key_rows_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
+                                 fb__t(c, t->x.k_rows, j * FB__BC * d_pad));
+        t->key[j].value = fb__key_rows_operand(c, &t->seq, t->kv, c->io->v, d->v, k0, nk, d->head_dim_v, dv_pad,
+                                               fb__t(c, t->x.v_rows, j * FB__BC * dv_pad));
+        if (c->s->pairs)
+            t->key[j].columns =
+                fb__key_columns_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
+                                        fb__t(c, t->x.k_columns, j * FB__BC * d_pad));
     }
 }
 
@@ -332,9 +339,9 @@ static void dq_task(const void *context, int64_t index, int thread) {
     fb__block_at(c, index, &block);
     if (!block.n)
         return;
-    int64_t size = c->p->d.head_dim * FB__BR;
+    int64_t size = c->s->d_k * FB__BR;
     void *dq = fb__t(c, c->base + c->s->at_dq, block.slot * size);
-    c->s->k->sum_parts(c->s->copies, c->p->d.head_dim * block.n_pad, dq,
+    c->s->k->sum_parts(c->s->copies, c->s->d_k * block.n_pad, dq,
                        c->s->slots * c->p->d.heads_kv * size);
     write_dq(c, &block, dq);
 }
@@ -347,10 +354,10 @@ void fb__backward_run(fb__call *c) {
     for (c->wave = 0; c->wave < c->s->waves; c->wave++)
         for (c->unit = 0; c->unit < c->s->per_wave; c->unit += together)
             for (c->step = 0; c->step < c->s->steps; c->step++)
-                fb__team_run(c->threads, fb__min(together, c->s->per_wave - c->unit) * c->s->chunks,
+                fb__team_run(c->team, fb__min(together, c->s->per_wave - c->unit) * c->s->chunks,
                              gradient_task, c);
     if (c->s->copies > 1 && !fb__has(c->p, FB_NO_DQ))
-        fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, dq_task, c);
+        fb__team_run(c->team, c->s->slots * c->p->d.heads_kv, dq_task, c);
     fb__dbias_end(c);
     fb__dsinks_run(c);
 }

@@ -14,12 +14,13 @@ size_t fb__backward_dbias(const fb__cpu_state *state, const fb__problem *problem
 void fb__backward_run(fb__call *call);
 
 /* What the unfused route shares: the first loop (lse and delta - dlse for every block), the
- * step of a tile from S and dP to P and dS, the loops around dbias, and dsinks. */
+ * step of a tile from S and dP to P and dS (in their places, or in `cells`), the loops around dbias, and
+ * dsinks. */
 void fb__backward_delta_run(fb__call *call);
 /* That of one block; `scratch` has room for two packs of rows. */
 void fb__backward_delta_block(const fb__call *call, const fb__block *block, char *scratch);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
-                       const fb__mask_scratch *m, void *s, void *dp);
+                       const fb__mask_scratch *m, void *s, void *dp, const fb__cells *cells);
 void fb__dbias_begin(fb__call *call);
 void fb__dbias_end(fb__call *call);
 void fb__dsinks_run(fb__call *call);

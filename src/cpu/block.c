@@ -1,8 +1,13 @@
 /* See block.h. */
 #include "block.h"
+#include <string.h>
 
 size_t fb__t_bytes(const fb__cpu_state *s, int64_t count) {
     return (size_t)fb__round_up(count * s->k->size, 64);
+}
+
+size_t fb__operand_bytes(const fb__cpu_state *s, int64_t count) {
+    return (size_t)fb__round_up(count * s->operand, 64);
 }
 
 /* ---- Where blocks lie ---- */
@@ -28,23 +33,36 @@ int64_t fb__key_slot_of(const fb__call *c, int64_t b) {
     return b * c->s->key_blocks;
 }
 
-/* Sequence, key/value head and t of a flat index. */
-static int64_t block_find(const fb__call *c, int64_t index, fb__seq *seq, int64_t *kv_head) {
-    int64_t kv = index / c->s->slots, slot = index % c->s->slots, lo = 0, hi = c->p->d.batch;
-    while (hi - lo > 1) { /* the last sequence that starts at or before the slot */
+/* The last sequence that starts at or before a slot. */
+static int64_t sequence_at(const fb__call *c, int64_t (*slot_of)(const fb__call *, int64_t), int64_t slot) {
+    int64_t lo = 0, hi = c->p->d.batch;
+    while (hi - lo > 1) {
         int64_t middle = lo + (hi - lo) / 2;
-        if (fb__slot_of(c, middle) <= slot)
+        if (slot_of(c, middle) <= slot)
             lo = middle;
         else
             hi = middle;
     }
+    return lo;
+}
+
+int64_t fb__key_block_at(const fb__call *c, int64_t index, fb__seq *seq, int64_t *kv) {
+    int64_t slot = index % c->s->key_slots, b = sequence_at(c, fb__key_slot_of, slot);
+    *kv = index / c->s->key_slots;
+    *seq = fb__problem_seq(c->p, c->io, b);
+    return slot - fb__key_slot_of(c, b);
+}
+
+/* Sequence, key/value head and t of a flat index. */
+static int64_t block_find(const fb__call *c, int64_t index, fb__seq *seq, int64_t *kv_head) {
+    int64_t kv = index / c->s->slots, slot = index % c->s->slots, lo = sequence_at(c, fb__slot_of, slot);
     *seq = fb__problem_seq(c->p, c->io, lo);
     *kv_head = kv;
     /* Late queries see the most keys under a causal mask: they come first, so that the last task is a short
      * one. One thread goes forward the other way, so that few keys are new to the cache with every block;
      * backward, where the order is that of sums, it must not matter how many threads there are. */
     int64_t blocks = fb__blocks_of(c, seq), t = slot - fb__slot_of(c, lo);
-    bool upward = c->threads == 1 && c->pass == FB__FORWARD;
+    bool upward = c->team.threads == 1 && c->pass == FB__FORWARD;
     return upward || t >= blocks ? t : blocks - 1 - t;
 }
 
@@ -82,7 +100,7 @@ static void block_place(const fb__call *c, const fb__seq *seq, int64_t kv, int64
     block->seq = *seq;
     block->kv = kv;
     block->slot = kv * c->s->slots + fb__slot_of(c, seq->b) + t;
-    block->n_pad = (int)fb__round_up(n, c->s->k->lanes);
+    block->n_pad = (int)fb__round_up(n, c->s->lanes);
     int64_t head = kv * g + (c->s->stacked ? first / len : t % g);
     int64_t query = c->s->stacked ? first % len : first;
     for (int r = 0; r < n; r++, query++) {
@@ -135,23 +153,62 @@ int64_t fb__stat_index(const fb__call *c, const fb__block *block, int r) {
 
 /* ---- Operands ---- */
 
-fb__operand fb__keys_in_place(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
-                              int64_t k0) {
-    return (fb__operand){fb__tc(c, fb__at(ref), fb__index(s, seq, seq->row_k, kv, k0)), s.row};
+/* bf16 as it is, with 0 for what the products read besides. */
+static void copy_rows_bf16(int64_t rows, int64_t rows_pad, int64_t cols, int64_t cols_pad,
+                           const void *const *from, uint16_t *to) {
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(to + r * cols_pad, from[r], (size_t)cols * sizeof *to);
+        memset(to + r * cols_pad + cols, 0, (size_t)(cols_pad - cols) * sizeof *to);
+    }
+    memset(to + rows * cols_pad, 0, (size_t)((rows_pad - rows) * cols_pad) * sizeof *to);
 }
 
-fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
-                             int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad, void *pack) {
-    if (c->s->native)
-        return fb__keys_in_place(c, seq, kv, ref, s, k0);
-    void *rows[FB__BC];
+fb__operand fb__key_rows_pack(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
+                              int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad, void *pack) {
+    void *at[FB__BC];
+    const void *const *rows = (const void *const *)at;
     for (int64_t r = 0; r < nk; r += FB__BC) {
         int64_t some = fb__min(FB__BC, nk - r);
-        fb__key_rows(c, seq, kv, ref, s, k0 + r, some, rows);
-        c->s->k->pack_rows(some, cols, (const void *const *)rows, c->s->type, 1, fb__t(c, pack, r * cols_pad),
-                           cols_pad);
+        fb__key_rows(c, seq, kv, ref, s, k0 + r, some, at);
+        if (c->s->pairs)
+            copy_rows_bf16(some, fb__round_up(some, c->s->row_step), cols, cols_pad, rows, pack);
+        else
+            c->s->k->pack_rows(some, cols, rows, c->s->type, 1, fb__t(c, pack, r * cols_pad), cols_pad);
     }
     return (fb__operand){pack, cols_pad};
+}
+
+fb__operand fb__key_rows_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s,
+                                 int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad, void *pack) {
+    /* Rows that lie far apart would meet in the same cache sets. */
+    const int64_t step = c->s->row_step;
+    bool as_it_lies = c->s->pairs && s.row == cols && cols % step == 0 && nk % step == 0;
+    if (c->s->native || as_it_lies)
+        return (fb__operand){fb__operand_at(c, fb__at(ref), fb__index(s, seq, seq->row_k, kv, k0)), s.row};
+    return fb__key_rows_pack(c, seq, kv, ref, s, k0, nk, cols, cols_pad, pack);
+}
+
+fb__operand fb__key_columns_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
+                                    fb_strides s, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
+                                    void *pack) {
+    if (!c->s->pairs) /* the product walks along them */
+        return fb__key_rows_operand(c, seq, kv, ref, s, k0, nk, cols, cols_pad, pack);
+    void *rows[FB__BC];
+    fb__key_rows(c, seq, kv, ref, s, k0, nk, rows);
+    c->s->pairs->pack_columns(nk, fb__round_up(nk, c->s->pairs->lanes), cols, cols_pad,
+                              (const void *const *)rows, pack, FB__BC);
+    return (fb__operand){pack, FB__BC};
+}
+
+void fb__lanes_pack(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
+                    int64_t cols_pad, double factor, void *pack) {
+    void *at[FB__BR];
+    const void *const *rows = (const void *const *)at;
+    fb__block_rows(c, block, ref, s, at);
+    if (c->s->pairs)
+        c->s->pairs->pack_lanes(block->n, block->n_pad, cols, cols_pad, rows, factor < 0, pack);
+    else
+        c->s->k->pack_lanes(block->n, block->n_pad, cols, rows, c->s->type, factor, pack);
 }
 
 /* Loads of whole vectors must be aligned, and rows that lie far apart would meet in the same cache sets. */
@@ -161,13 +218,23 @@ static bool rows_in_place(const fb__call *c, fb_strides s, int64_t cols, const v
            (uintptr_t)first % (uintptr_t)(lanes * c->s->k->size) == 0;
 }
 
-fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s,
-                             int64_t cols, int64_t cols_pad, void *pack) {
+fb__operand fb__rows_of_t(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
+                          int64_t cols_pad, void *pack) {
     void *rows[FB__BR] = {NULL};
     fb__block_rows(c, block, ref, s, rows);
     if (rows_in_place(c, s, cols, rows[0]))
         return (fb__operand){rows[0], s.row};
     c->s->k->pack_rows(block->n, cols, (const void *const *)rows, c->s->type, 1, pack, cols_pad);
+    return (fb__operand){pack, cols_pad};
+}
+
+fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s,
+                             int64_t cols, int64_t cols_pad, void *pack) {
+    if (!c->s->pairs)
+        return fb__rows_of_t(c, block, ref, s, cols, cols_pad, pack);
+    void *rows[FB__BR];
+    fb__block_rows(c, block, ref, s, rows);
+    c->s->pairs->pack_rows(block->n, block->n_pad, cols, cols_pad, (const void *const *)rows, pack);
     return (fb__operand){pack, cols_pad};
 }
 

@@ -10,21 +10,28 @@
 #include "../core/problem.h"
 #include "isa/kernels.h"
 #include "rows.h"
+#include "team.h"
 
 /* 64 x 64 is within 2 % of the best for long sequences on every vector width, and far the best for short
  * causal ones: bench/SPEED.md. PANEL is the step in which dead parts of a partial tile are left out. */
-enum { FB__BR = 64, FB__BC = 64, FB__PANEL = 32 };
+enum { FB__BR = 64, FB__BC = 64, FB__PANEL = 32, FB__MOST_SUB = 16 };
 
 /* The backend's state: everything that follows from the problem alone. */
 typedef struct fb__cpu_state {
     const fb__cpu_row *row;
     const fb__kernels *k;
+    const fb__pairs *pairs; /* operands of products are bf16; NULL: they are T */
     fb_route route;
     bool stacked; /* vector route */
     int type;     /* element type of the tensors, for packs */
     bool native;  /* that type is T */
 
-    int64_t d_pad, dv_pad; /* head dimensions rounded up to whole vectors */
+    int64_t operand;      /* bytes of an element of an operand */
+    int64_t lanes;        /* what the lanes of a tile, and the columns of packs, are padded to */
+    int64_t row_step;     /* what the rows of a tile are padded to: 1, or those of fb__pairs */
+    int64_t d_k, dv_k;    /* head dimensions as products sum over them */
+    int64_t d_pad, dv_pad; /* and rounded up to whole packs */
+    bool shared_keys;     /* forward: K and V are packed once for all blocks, ahead of them */
     int64_t blocks;        /* row blocks per (sequence, key/value head), at most */
     int64_t key_blocks;    /* 64-key blocks per sequence, at most */
     int64_t slots;         /* places for row blocks in the workspace, per key/value head */
@@ -43,7 +50,7 @@ typedef struct fb__cpu_state {
     /* By pass: most threads, scratch bytes of each, and where the arrays behind the slices begin. */
     int threads[2];
     size_t slice[2];
-    size_t at_partial, at_delta, at_dq, at_dkdv, at_dbias, at_scores[2];
+    size_t at_keys, at_partial, at_delta, at_dq, at_dkdv, at_dbias, at_scores[2];
     size_t workspace;
 } fb__cpu_state;
 
@@ -53,7 +60,7 @@ typedef struct fb__call {
     const fb__problem *p;
     const fb_io *io;
     char *base; /* the workspace, aligned to 64 bytes */
-    int threads;
+    fb__team team;
     size_t slice;
     fb__pass pass;
     int64_t wave, unit, step; /* backward: where its loops stand */
@@ -107,6 +114,10 @@ void fb__block_at(const fb__call *c, int64_t index, fb__block *block);
 int64_t fb__slot_of(const fb__call *c, int64_t b);
 int64_t fb__key_slot_of(const fb__call *c, int64_t b);
 
+/* Sequence, head and key block of a flat index 0 ... key_slots * heads_kv - 1; a packed sequence may lack the
+ * block. */
+int64_t fb__key_block_at(const fb__call *c, int64_t index, fb__seq *seq, int64_t *kv);
+
 /* Addresses of the block's rows in a tensor of q's (k's) shape and type. */
 void fb__block_rows(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides,
                     void *rows[FB__BR]);
@@ -115,22 +126,40 @@ void fb__key_rows(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
 /* The block's entries of lse, dlse: element index of row r. */
 int64_t fb__stat_index(const fb__call *c, const fb__block *block, int r);
 
-/* K or V of keys k0 ...: where they lie as T, and their row stride. Converts into `pack` where they are not
- * T. */
+/* A matrix of operands: where it begins, and how many elements its rows are apart. */
 typedef struct fb__operand {
     const void *at;
     ptrdiff_t row;
 } fb__operand;
-fb__operand fb__keys_in_place(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
-                              fb_strides strides, int64_t k0);
-fb__operand fb__keys_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
-                             fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
-                             void *pack);
 
-/* The block's rows of a tensor of q's shape as [lane][cols_pad]: in place where they lie so, else in `pack`.
- */
+static inline const void *fb__operand_at(const fb__call *c, const void *base, int64_t index) {
+    return (const char *)base + index * c->s->operand;
+}
+
+/* K or V of up to 64 keys (of any number, where operands are T): rows as they are, for the products that sum
+ * over the head dimension, and columns for those that sum over keys. Where they do not lie in memory as
+ * needed, they are made in `pack`, which has room for FB__BC * cols_pad elements each (nk * cols_pad). */
+fb__operand fb__key_rows_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
+                                 fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
+                                 void *pack);
+fb__operand fb__key_columns_operand(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
+                                    fb_strides strides, int64_t k0, int64_t nk, int64_t cols,
+                                    int64_t cols_pad, void *pack);
+
+fb__operand fb__key_rows_pack(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
+                              fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
+                              void *pack);
+
+/* Rows of a block in a tensor of q's shape. lanes: one lane each, for products that sum over `cols`; made in
+ * `pack`, times a factor that is 1 or -1 where operands are bf16. rows: [lane][cols_pad], for products that
+ * sum over lanes. */
+void fb__lanes_pack(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides, int64_t cols,
+                    int64_t cols_pad, double factor, void *pack);
 fb__operand fb__rows_operand(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides,
                              int64_t cols, int64_t cols_pad, void *pack);
+/* The same as T, whatever operands are. */
+fb__operand fb__rows_of_t(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides strides,
+                          int64_t cols, int64_t cols_pad, void *pack);
 
 /* What is needed soon, for gemm to pull: the rows that a block, or the block of a flat index
  * (none if past the end), has in a tensor of q's shape, except in the vector route, whose rows lie in several
@@ -142,7 +171,8 @@ void fb__ahead_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref re
 void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides strides, int64_t cols,
                      fb__ahead *ahead);
 
-/* Bytes of arrays of T, rounded up to whole cache lines. */
+/* Bytes of arrays of T, and of operands, rounded up to whole cache lines. */
 size_t fb__t_bytes(const fb__cpu_state *s, int64_t count);
+size_t fb__operand_bytes(const fb__cpu_state *s, int64_t count);
 
 #endif

@@ -35,8 +35,13 @@ static int64_t clamp(int64_t x, int64_t lo, int64_t hi) { return fb__max(fb__min
 static void cut(fb__cpu_state *s, const fb__problem *p) {
     const fb_desc *d = &p->d;
     bool packed = fb__has(p, FB_PACKED), dbias = fb__has(p, FB_DBIAS);
-    s->d_pad = fb__round_up(d->head_dim, s->k->lanes);
-    s->dv_pad = fb__round_up(d->head_dim_v, s->k->lanes);
+    s->operand = s->pairs ? 2 : s->k->size;
+    s->lanes = s->pairs ? s->pairs->lanes : s->k->lanes;
+    s->row_step = s->pairs ? s->pairs->step : 1;
+    s->d_k = fb__round_up(d->head_dim, s->row_step);
+    s->dv_k = fb__round_up(d->head_dim_v, s->row_step);
+    s->d_pad = fb__round_up(d->head_dim, s->lanes);
+    s->dv_pad = fb__round_up(d->head_dim_v, s->lanes);
     s->blocks = s->stacked ? fb__ceil(p->group * d->len_q, FB__BR) : p->group * fb__ceil(d->len_q, FB__BR);
     s->key_blocks = fb__ceil(d->len_k, FB__BC);
     s->slots = d->batch * s->blocks;
@@ -45,6 +50,9 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->key_slots = packed ? d->total_k / FB__BC + d->batch : d->batch * s->key_blocks;
     if (!d->heads_q || !d->batch)
         s->slots = 0;
+
+    /* Packing K and V for each block of queries anew costs 5 to 20 % of its products. */
+    s->shared_keys = !s->native && s->route != FB_UNFUSED && s->blocks > 1;
 
     /* A chunk of fewer than 4 tiles of keys is not worth packing its queries for. */
     int64_t tasks = fb__max(s->slots * d->heads_kv, 1);
@@ -59,7 +67,7 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
         s->chunks = 1;
     s->steps = s->blocks >= s->chunks ? s->chunks : 1;
     s->copies = s->steps == 1 ? s->chunks : 1;
-    s->sub = clamp(1024 / fb__max(s->d_pad + s->dv_pad, 1), 1, 16);
+    s->sub = clamp(1024 / fb__max(s->d_pad + s->dv_pad, 1), 1, FB__MOST_SUB);
 }
 
 /* An upper bound of the workspace in floating point, so that sizes can then be added up in integers. */
@@ -71,10 +79,10 @@ static double bound(const fb__cpu_state *s, const fb__problem *p) {
     double bias = (double)d->bias_shape.batch * (double)d->bias_shape.heads * (double)d->bias_shape.rows *
                   (double)(d->bias_shape.cols + 64) * 8;
     double threads = (double)s->threads[0] + (double)s->threads[1];
-    double slices = threads * (width * FB__BR * (double)(s->blocks + s->sub + 16) + 1e6);
+    double slices = threads * (width * FB__BR * (double)(s->blocks + s->sub + 20) + 1e6);
     if (s->route == FB_UNFUSED || s->route == FB_REFERENCE)
         slices += (double)d->len_k * (width * 4 + 8 * FB__BR * 4) * threads + rows * (double)d->len_k * 16;
-    return rows * width * (double)(s->forward_chunks + s->copies + 2) + keys * width + bias + slices;
+    return rows * width * (double)(s->forward_chunks + s->copies + 2) + 2 * keys * width + bias + slices;
 }
 
 /* Places one array behind the others. */
@@ -100,8 +108,10 @@ static void lay_out(fb__cpu_state *s, const fb__problem *p) {
         *end = slices(s, FB__FORWARD, unfused ? fb__unfused_scratch(s, p) : fb__forward_scratch(s, p));
         if (unfused)
             place(&s->at_scores[FB__FORWARD], end, fb__unfused_scores(s, p));
-        else
+        else {
+            place(&s->at_keys, end, fb__forward_keys(s, p));
             place(&s->at_partial, end, fb__forward_partial(s, p));
+        }
         end = &ends[FB__BACKWARD];
         if (!fb__has(p, FB_FORWARD_ONLY)) {
             *end = slices(s, FB__BACKWARD, unfused ? fb__unfused_scratch(s, p) : fb__backward_scratch(s, p));
@@ -152,6 +162,9 @@ static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
     FB_TRY(fb__cpu_row_choose(&features, fb__env_get(FB__ENV_FLASHBACK_ISA), &s->row));
     FB_TRY(fb__route_choose(p, &s->route));
     s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
+    /* The unfused route and scales that have to be multiplied into Q stay with f32. */
+    if (p->d.dtype == FB_BF16 && (s->route == FB_FUSED || s->route == FB_VECTOR) && fb__scale_in_exponent(p))
+        s->pairs = s->row->pairs;
     s->stacked = s->route == FB_VECTOR;
     s->type = (int)p->d.dtype;
     s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
@@ -193,9 +206,16 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                      s->threads[0], s->threads[1]);
         return;
     }
-    fb__text_add(text, "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
-                 s->row->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles, s->row->measured);
-    if (!s->native)
+    if (s->pairs)
+        fb__text_add(text, "kernels: cpu %s, bf16 products summed in f32, register tiles (rows x vectors)%s; %s f32 "
+                           "for the rest [%s]\n",
+                     s->pairs->isa, s->pairs->tiles, s->k->isa, s->row->measured);
+    else
+        fb__text_add(text, "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
+                     s->k->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles, s->row->measured);
+    if (s->pairs)
+        fb__text_add(text, "conversion: none of q, k, v and dout; P and dS are rounded to bf16 once\n");
+    else if (!s->native)
         fb__text_add(text, "conversion: %s through f32 packs, one rounding at the end\n",
                      fb_dtype_name(p->d.dtype));
     fb__text_add(text, "tiles: %d queries x %d keys%s\n", FB__BR,
@@ -242,11 +262,12 @@ static fb_status run(const void *state, const fb__problem *p, fb__pass pass, con
                      .p = p,
                      .io = io,
                      .base = (char *)base,
-                     .threads = s->threads[pass],
+                     .team = {s->threads[pass], s->pairs ? s->pairs->enter : NULL,
+                              s->pairs ? s->pairs->leave : NULL},
                      .slice = s->slice[pass],
                      .pass = pass};
     if (s->route == FB_REFERENCE)
-        fb__team_run_exact(call.threads, fb__ref_units(p, pass), ref_task, &call);
+        fb__team_run_exact(call.team.threads, fb__ref_units(p, pass), ref_task, &call);
     else if (s->route == FB_UNFUSED)
         (pass == FB__FORWARD ? fb__unfused_forward : fb__unfused_backward)(&call);
     else

@@ -12,12 +12,12 @@
  * there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second loop joins them in
  * order. Chunks depend on the shape alone, so the bits do not depend on the threads. Floor: cpu. */
 #include "forward.h"
-#include "team.h"
+#include "product.h"
 #include <math.h>
 #include <string.h>
 
 typedef struct scratch {
-    void *q, *o, *s, *k, *v;
+    void *q, *o, *s, *cells, *k, *v;
     void *m, *l, *alpha, *sinks, *lse;
     fb__mask_scratch mask;
     size_t bytes;
@@ -26,15 +26,18 @@ typedef struct scratch {
 /* The thread's arrays, one behind the other; base NULL only counts. */
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
-    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native;
+    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native && !state->shared_keys;
+    bool pairs = state->pairs;
     struct {
         void **to;
-        int64_t count;
-    } arrays[] = {{&x.q, p->d.head_dim * FB__BR},
-                  {&x.o, p->d.head_dim_v * FB__BR},
+        int64_t count; /* of T */
+    } arrays[] = {{&x.q, state->d_pad * FB__BR},
+                  {&x.o, state->dv_pad * FB__BR},
                   {&x.s, FB__BC * FB__BR},
+                  {&x.cells, pairs ? FB__BC * FB__BR / 2 : 0},
                   {&x.k, pack ? FB__BC * state->d_pad : 0},
                   {&x.v, pack ? FB__BC * state->dv_pad : 0},
+                  {&x.mask.clean, pairs ? FB__BC * state->dv_pad / 2 : 0},
                   {&x.mask.keep, FB__BC * FB__BR},
                   {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
                   {&x.mask.lo, FB__BR},
@@ -48,6 +51,8 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
         *arrays[i].to = base ? base + x.bytes : NULL;
         x.bytes += fb__t_bytes(state, arrays[i].count);
     }
+    if (!pairs)
+        x.cells = x.s; /* P takes the place of S */
     return x;
 }
 
@@ -56,23 +61,71 @@ size_t fb__forward_scratch(const fb__cpu_state *state, const fb__problem *p) {
 }
 
 /* One partial result: m, l and O of a block. */
-static int64_t partial_size(const fb__problem *p) { return (2 + p->d.head_dim_v) * FB__BR; }
+static int64_t partial_size(const fb__cpu_state *s) { return (2 + s->dv_k) * FB__BR; }
 
 size_t fb__forward_partial(const fb__cpu_state *state, const fb__problem *p) {
     if (state->forward_chunks == 1)
         return 0;
-    return fb__t_bytes(state, state->slots * p->d.heads_kv * state->forward_chunks * partial_size(p));
+    return fb__t_bytes(state, state->slots * p->d.heads_kv * state->forward_chunks * partial_size(state));
 }
+
+/* ---- K and V, packed once ---- */
+
+/* Operands of one key block: K, then V. */
+static size_t keys_size(const fb__cpu_state *s) {
+    return fb__operand_bytes(s, FB__BC * s->d_pad) + fb__operand_bytes(s, FB__BC * s->dv_pad);
+}
+
+size_t fb__forward_keys(const fb__cpu_state *state, const fb__problem *p) {
+    return state->shared_keys ? (size_t)(state->key_slots * p->d.heads_kv) * keys_size(state) : 0;
+}
+
+static char *keys_at(const fb__call *c, const fb__seq *seq, int64_t kv, int64_t k0) {
+    int64_t slot = kv * c->s->key_slots + fb__key_slot_of(c, seq->b) + k0 / FB__BC;
+    return c->base + c->s->at_keys + (size_t)slot * keys_size(c->s);
+}
+
+static void pack_keys_task(const void *context, int64_t index, int thread) {
+    (void)thread;
+    const fb__call *c = context;
+    const fb_desc *d = &c->p->d;
+    fb__seq seq;
+    int64_t kv, k0 = FB__BC * fb__key_block_at(c, index, &seq, &kv), nk = fb__min(FB__BC, seq.band.len_k - k0);
+    if (nk <= 0)
+        return;
+    char *to = keys_at(c, &seq, kv, k0);
+    fb__key_rows_pack(c, &seq, kv, c->io->k, d->k, k0, nk, d->head_dim, c->s->d_pad, to);
+    fb__key_columns_operand(c, &seq, kv, c->io->v, d->v, k0, nk, d->head_dim_v, c->s->dv_pad,
+                            to + fb__operand_bytes(c->s, FB__BC * c->s->d_pad));
+}
+
+/* K and V of a tile: packed ahead, in place, or packed now. */
+static fb__operand key_of(const fb__call *c, const fb__block *block, const fb__tile *tile, const scratch *x) {
+    if (c->s->shared_keys)
+        return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0), c->s->d_pad};
+    return fb__key_rows_operand(c, &block->seq, block->kv, c->io->k, c->p->d.k, tile->k0, tile->nk,
+                                c->p->d.head_dim, c->s->d_pad, x->k);
+}
+
+static fb__operand value_of(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                            const scratch *x) {
+    if (c->s->shared_keys)
+        return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0) +
+                                 fb__operand_bytes(c->s, FB__BC * c->s->d_pad),
+                             c->s->pairs ? FB__BC : c->s->dv_pad};
+    return fb__key_columns_operand(c, &block->seq, block->kv, c->io->v, c->p->d.v, tile->k0, tile->nk,
+                                   c->p->d.head_dim_v, c->s->dv_pad, x->v);
+}
+
+/* ---- A task ---- */
 
 /* O, m and l of the block over keys [lo, hi). */
 static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb__ahead *ahead,
                    const scratch *x) {
     const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
-    void *rows[FB__BR];
     int64_t n = block->n_pad;
-    fb__block_rows(c, block, c->io->q, d->q, rows);
-    k->pack_lanes(block->n, n, d->head_dim, (const void *const *)rows, c->s->type, fb__pack_factor(c), x->q);
+    fb__lanes_pack(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, fb__pack_factor(c), x->q);
     for (int64_t r = 0; r < n; r++) {
         fb__put(c, x->m, r, -HUGE_VAL);
         fb__put(c, x->l, r, 0);
@@ -85,16 +138,13 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
         fb__tile tile;
         if (!fb__tile_init(c, block, k0, nk, &tile))
             continue;
-        fb__operand key = fb__keys_operand(c, &block->seq, block->kv, c->io->k, d->k, k0, nk, d->head_dim,
-                                           c->s->d_pad, x->k);
-        fb__operand value = fb__keys_operand(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v,
-                                             c->s->dv_pad, x->v);
-        fb__tile_scores_product(c, block, &tile, key, d->head_dim, x->q, x->s, ahead);
+        fb__operand key = key_of(c, block, &tile, x), value = value_of(c, block, &tile, x);
+        fb__tile_scores_product(c, block, &tile, key, c->s->d_k, x->q, x->s, ahead);
         fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
         fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);
-        if (fb__tile_softmax(c, block, &tile, x->s, x->m, x->l, x->alpha) && !first)
+        if (fb__tile_softmax(c, block, &tile, x->s, x->m, x->l, x->alpha, x->cells) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
-        fb__tile_lanes_product(c, block, &tile, value, d->head_dim_v, x->s, &x->mask, x->o, !first, ahead);
+        fb__tile_lanes_product(c, block, &tile, value, c->s->dv_k, x->cells, &x->mask, x->o, !first, ahead);
         first = false;
     }
     if (first)
@@ -128,7 +178,7 @@ static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
  * one is the first to see under a causal mask. With several threads none knows which block it gets next. */
 static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t index) {
     fb__ahead ahead = {.parts = 0};
-    if (c->s->forward_chunks > 1 || c->threads > 1)
+    if (c->s->forward_chunks > 1 || c->team.threads > 1)
         return ahead;
     const fb_desc *d = &c->p->d;
     int64_t k0 = block->keys.hi, nk = fb__min(FB__BC, block->seq.len_k - k0);
@@ -149,7 +199,7 @@ static void attend_task(const void *context, int64_t index, int thread) {
     scratch x = carve(c->s, c->p, c->base + (size_t)thread * c->slice);
     if (chunks > 1) {
         char *partial = c->base + c->s->at_partial;
-        x.m = fb__t(c, partial, (block.slot * chunks + index % chunks) * partial_size(c->p));
+        x.m = fb__t(c, partial, (block.slot * chunks + index % chunks) * partial_size(c->s));
         x.l = fb__t(c, x.m, FB__BR);
         x.o = fb__t(c, x.l, FB__BR);
     }
@@ -166,7 +216,7 @@ static void join_task(const void *context, int64_t index, int thread) {
     if (!block.n)
         return;
     scratch x = carve(c->s, c->p, c->base + (size_t)thread * c->slice);
-    int64_t step = partial_size(c->p);
+    int64_t step = partial_size(c->s);
     void *m = fb__t(c, c->base + c->s->at_partial, block.slot * c->s->forward_chunks * step);
     void *l = fb__t(c, m, FB__BR), *o = fb__t(c, l, FB__BR);
     c->s->k->join(c->s->forward_chunks, block.n_pad, c->p->d.head_dim_v, fb__score_factor(c), m, l, step, o,
@@ -176,7 +226,9 @@ static void join_task(const void *context, int64_t index, int thread) {
 
 void fb__forward_run(fb__call *c) {
     int64_t blocks = c->s->slots * c->p->d.heads_kv;
-    fb__team_run(c->threads, blocks * c->s->forward_chunks, attend_task, c);
+    if (c->s->shared_keys)
+        fb__team_run(c->team, c->s->key_slots * c->p->d.heads_kv, pack_keys_task, c);
+    fb__team_run(c->team, blocks * c->s->forward_chunks, attend_task, c);
     if (c->s->forward_chunks > 1)
-        fb__team_run(c->threads, blocks, join_task, c);
+        fb__team_run(c->team, blocks, join_task, c);
 }

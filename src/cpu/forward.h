@@ -4,8 +4,10 @@
 
 #include "tile.h"
 
-/* Bytes of scratch per thread, and of partial results when keys are cut into chunks. */
+/* Bytes of scratch per thread, of K and V where they are packed once, and of partial results when keys are
+ * cut into chunks. */
 size_t fb__forward_scratch(const fb__cpu_state *state, const fb__problem *problem);
+size_t fb__forward_keys(const fb__cpu_state *state, const fb__problem *problem);
 size_t fb__forward_partial(const fb__cpu_state *state, const fb__problem *problem);
 
 void fb__forward_run(fb__call *call);

@@ -1,7 +1,6 @@
 /* What surrounds the backward of every fast route: lse and delta of each block before it, dbias during it,
  * dsinks after it. Floor: cpu. */
 #include "backward.h"
-#include "team.h"
 #include <math.h>
 #include <string.h>
 
@@ -35,10 +34,10 @@ static bool sink_only(const fb__call *c, const fb__block *block, int r, double l
 /* lse, +inf for rows that take no part, so that exp(S - lse) = 0; delta = rowsum(dO * O) - dlse. */
 void fb__backward_delta_block(const fb__call *c, const fb__block *block, char *scratch) {
     const fb_desc *d = &c->p->d;
-    const int64_t cols = d->head_dim_v, pad = c->s->dv_pad;
-    fb__operand out = fb__rows_operand(c, block, c->io->out, d->out, cols, pad, scratch);
+    const int64_t cols = d->head_dim_v, pad = fb__round_up(cols, c->s->k->lanes);
+    fb__operand out = fb__rows_of_t(c, block, c->io->out, d->out, cols, pad, scratch);
     fb__operand dout =
-        fb__rows_operand(c, block, c->io->dout, d->dout, cols, pad, fb__t(c, scratch, pad * FB__BR));
+        fb__rows_of_t(c, block, c->io->dout, d->dout, cols, pad, fb__t(c, scratch, pad * FB__BR));
     void *lse = lse_of(c, block), *delta = delta_of(c, block);
     c->s->k->dot_rows(block->n, pad, dout.at, dout.row, out.at, out.row, delta);
     for (int r = 0; r < FB__BR; r++) {
@@ -62,7 +61,7 @@ static void delta_task(const void *context, int64_t index, int thread) {
 }
 
 void fb__backward_delta_run(fb__call *c) {
-    fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, delta_task, c);
+    fb__team_run(c->team, c->s->slots * c->p->d.heads_kv, delta_task, c);
 }
 
 /* ---- dbias: straight into the caller's tensor when it is of type T, else into sums of T ---- */
@@ -108,12 +107,12 @@ static void dbias_write(const void *context, int64_t row, int thread) {
 
 void fb__dbias_begin(fb__call *c) {
     if (fb__has(c->p, FB_DBIAS) && c->p->d.bias_shape.cols)
-        fb__team_run(c->threads, dbias_rows(c->p), dbias_zero, c);
+        fb__team_run(c->team, dbias_rows(c->p), dbias_zero, c);
 }
 
 void fb__dbias_end(fb__call *c) {
     if (fb__has(c->p, FB_DBIAS) && c->p->d.bias_shape.cols && !c->s->native)
-        fb__team_run(c->threads, dbias_rows(c->p), dbias_write, c);
+        fb__team_run(c->team, dbias_rows(c->p), dbias_write, c);
 }
 
 static void dbias_add(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *ds) {
@@ -133,9 +132,13 @@ static void dbias_add(const fb__call *c, const fb__block *block, const fb__tile 
 /* ---- S and dP of a tile become P and dS ---- */
 
 void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile *tile,
-                       const fb__mask_scratch *m, void *s, void *dp) {
+                       const fb__mask_scratch *m, void *s, void *dp, const fb__cells *cells) {
     const fb__kernels *k = c->s->k;
     int64_t nk = tile->nk, n = block->n_pad;
+    if (cells && !tile->partial && c->p->d.softcap == 0 && !fb__has(c->p, FB_DBIAS)) { /* in one pass */
+        fb__tile_weights_bf16(c, block, tile, s, dp, lse_of(c, block), delta_of(c, block), cells);
+        return;
+    }
     fb__tile_weights(c, block, tile, s, dp, lse_of(c, block), delta_of(c, block));
     fb__tile_select(c, block, tile, m, s, 0);
     fb__tile_select(c, block, tile, m, dp, 0);
@@ -145,6 +148,8 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
         k->multiply(nk, n, dp, m->derivative);
         fb__tile_select(c, block, tile, m, dp, 0); /* 0 * NaN, where a score that does not count is NaN */
     }
+    if (cells)
+        fb__tile_round(c, block, tile, s, dp, cells);
 }
 
 /* ---- dsinks: one head per task, in double, in the order of the rows ---- */
@@ -174,5 +179,5 @@ static void dsink_task(const void *context, int64_t h, int thread) {
 
 void fb__dsinks_run(fb__call *c) {
     if (fb__has(c->p, FB_DSINKS))
-        fb__team_run(c->threads, c->p->d.heads_q, dsink_task, c);
+        fb__team_run(c->team, c->p->d.heads_q, dsink_task, c);
 }

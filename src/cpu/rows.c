@@ -1,7 +1,16 @@
-/* See rows.h. FB_HAVE_AVX2 and FB_HAVE_AVX512 say which per-ISA files the build compiled. */
+/* See rows.h. FB_HAVE_AVX2 and the like say which per-ISA files the build compiled. */
 #include "rows.h"
+#include "../base/env.h"
 #include "../core/error.h"
 #include <string.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #define KERNELS(isa) &fb__kernels_##isa##_32, &fb__kernels_##isa##_64
 #define DECLARE(isa) extern const fb__kernels fb__kernels_##isa##_32, fb__kernels_##isa##_64;
@@ -9,6 +18,9 @@ DECLARE(scalar)
 DECLARE(baseline)
 DECLARE(avx2)
 DECLARE(avx512)
+extern const fb__pairs fb__pairs_avx512bf16_32, fb__pairs_amx_32, fb__pairs_amx_model_32, fb__pairs_bfdot_32;
+
+/* ---- What rows ask for ---- */
 
 static bool always(const fb__features *f) {
     (void)f;
@@ -22,21 +34,42 @@ static bool has_avx512(const fb__features *f) {
     return f->avx512f && f->avx512bw && f->avx512dq && f->avx512vl && f->fma && f->f16c;
 }
 #endif
+#ifdef FB_HAVE_AVX512BF16
+static bool never(const fb__features *f) {
+    (void)f;
+    return false;
+}
+static bool has_avx512bf16(const fb__features *f) { return has_avx512(f) && f->avx512bf16; }
+static bool has_amx(const fb__features *f) { return has_avx512bf16(f) && f->amx; }
+static bool fast_dot(const fb__features *f) { return f->fast_dot; }
+#endif
+#ifdef FB_HAVE_BFDOT
+static bool has_bfdot(const fb__features *f) { return f->neon_bf16; }
+#endif
 
 /* Every word that FLASHBACK_ISA may be, also where the build or the machine lacks it, best first. */
-static const char *const words[] = {"avx512", "avx2", "baseline", "scalar"};
+static const char *const words[] = {"amx",  "amx_model", "avx512bf16", "avx512",
+                                    "avx2", "bfdot",     "baseline",   "scalar"};
 #define WORDS (int)(sizeof words / sizeof *words)
 
 static const fb__cpu_row rows[] = {
 /* clang-format off */
+#ifdef FB_HAVE_AVX512BF16
+    {"amx",        has_amx,        always,   KERNELS(avx512), &fb__pairs_amx_32,        "bench/SPEED.md, bf16"},
+    {"amx_model",  has_avx512bf16, never,    KERNELS(avx512), &fb__pairs_amx_model_32,  "for tests"},
+    {"avx512bf16", has_avx512bf16, fast_dot, KERNELS(avx512), &fb__pairs_avx512bf16_32, "bench/SPEED.md, bf16"},
+#endif
 #ifdef FB_HAVE_AVX512
-    {"avx512",   has_avx512, KERNELS(avx512),   "bench/SPEED.md, instruction sets"},
+    {"avx512",     has_avx512, always, KERNELS(avx512),   NULL, "bench/SPEED.md, instruction sets"},
 #endif
 #ifdef FB_HAVE_AVX2
-    {"avx2",     has_avx2,   KERNELS(avx2),     "bench/SPEED.md, instruction sets"},
+    {"avx2",       has_avx2,   always, KERNELS(avx2),     NULL, "bench/SPEED.md, instruction sets"},
 #endif
-    {"baseline", always,     KERNELS(baseline), "bench/SPEED.md, instruction sets"},
-    {"scalar",   always,     KERNELS(scalar),   "bench/SPEED.md, instruction sets"},
+#ifdef FB_HAVE_BFDOT
+    {"bfdot",      has_bfdot,  always, KERNELS(baseline), &fb__pairs_bfdot_32, "not measured"},
+#endif
+    {"baseline",   always,     always, KERNELS(baseline), NULL, "bench/SPEED.md, instruction sets"},
+    {"scalar",     always,     always, KERNELS(scalar),   NULL, "bench/SPEED.md, instruction sets"},
     /* clang-format on */
 };
 #define ROWS (int)(sizeof rows / sizeof *rows)
@@ -47,6 +80,46 @@ static int rank(const char *isa) {
             return i;
     return -1;
 }
+
+/* ---- This machine ---- */
+
+#if defined(__x86_64__)
+/* Leaf 7, subleaf `sub`, or zeros. */
+static void leaf7(unsigned sub, unsigned r[4]) {
+    if (!__get_cpuid_count(7, sub, &r[0], &r[1], &r[2], &r[3]))
+        r[0] = r[1] = r[2] = r[3] = 0;
+}
+
+/* vdpbf16ps runs at twice the rate of a fused multiply-add on AMD's processors, in products, and at half of it
+ * on Intel's (bench/SPEED.md, bf16). */
+static bool vendor_is_amd(void) {
+    unsigned r[4] = {0};
+    return __get_cpuid(0, &r[0], &r[1], &r[2], &r[3]) && r[1] == signature_AMD_ebx && r[2] == signature_AMD_ecx;
+}
+
+/* Tiles: the processor's, saved by the system, of the one shape that the kernels use, and allowed. Linux gives
+ * that permission to the process, once and for all its threads and children; asking is cheap. */
+static bool tiles_usable(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { TILE_CONFIG = 1 << 17, TILE_DATA = 1 << 18, ASK = 0x1023, TILE_FEATURE = 18 };
+    unsigned r[4], low, high;
+    leaf7(0, r);
+    if (!(r[3] >> 24 & 1) || !(r[3] >> 22 & 1) || !__get_cpuid(1, &r[0], &r[1], &r[2], &r[3]) ||
+        !(r[2] >> 27 & 1)) /* AMX-TILE, AMX-BF16, OSXSAVE */
+        return false;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & (TILE_CONFIG | TILE_DATA)) != (TILE_CONFIG | TILE_DATA))
+        return false;
+    /* Palette 1: bytes of a tile and of its rows, number of tiles, rows. */
+    if (!__get_cpuid_count(0x1d, 1, &r[0], &r[1], &r[2], &r[3]) || r[0] >> 16 != 1024 || (r[1] & 0xffff) != 64 ||
+        r[1] >> 16 != 8 || (r[2] & 0xffff) != 16)
+        return false;
+    return syscall(SYS_arch_prctl, ASK, TILE_FEATURE) == 0;
+#else
+    return false;
+#endif
+}
+#endif
 
 fb__features fb__features_here(void) {
     fb__features f = {0};
@@ -60,20 +133,31 @@ fb__features fb__features_here(void) {
     f.avx512bw = __builtin_cpu_supports("avx512bw");
     f.avx512dq = __builtin_cpu_supports("avx512dq");
     f.avx512vl = __builtin_cpu_supports("avx512vl");
+    unsigned r[4];
+    leaf7(1, r);
+    f.avx512bf16 = f.avx512f && r[0] >> 5 & 1;
+    f.fast_dot = f.avx512bf16 && vendor_is_amd();
+    f.amx = f.avx512bf16 && tiles_usable();
+#elif defined(__aarch64__) && defined(__linux__)
+    f.neon_bf16 = getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
 #endif
     return f;
 }
 
+/* ---- The choice ---- */
+
 fb_status fb__cpu_row_choose(const fb__features *features, const char *cap, const fb__cpu_row **row) {
     int best = cap ? rank(cap) : 0;
     if (best < 0)
-        return fb__error(FB_INVALID,
-                         "FLASHBACK_ISA is '%s', expected one of: scalar | baseline | avx2 | avx512", cap);
-    for (int i = 0; i < ROWS; i++)
-        if (rank(rows[i].isa) >= best && rows[i].present(features)) {
+        return fb__error(FB_INVALID, "FLASHBACK_ISA is '%s', expected one of: %s", cap,
+                         fb__env_holds(FB__ENV_FLASHBACK_ISA));
+    for (int i = 0; i < ROWS; i++) {
+        bool named = cap && strcmp(cap, rows[i].isa) == 0;
+        if (rank(rows[i].isa) >= best && rows[i].present(features) && (named || rows[i].worth(features))) {
             *row = &rows[i];
             return FB_OK;
         }
+    }
     return fb__error(FB_UNSUPPORTED, "no kernels for this processor"); /* not reached: scalar always fits */
 }
 

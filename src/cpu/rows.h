@@ -8,19 +8,25 @@
 
 /* What the processor and its operating system offer, as far as a row asks. */
 typedef struct fb__features {
-    bool avx2, fma, f16c, avx512f, avx512bw, avx512dq, avx512vl;
+    bool avx2, fma, f16c, avx512f, avx512bw, avx512dq, avx512vl, avx512bf16;
+    bool amx;      /* tiles, their bf16 products, and the system's permission to use them */
+    bool fast_dot; /* vdpbf16ps is faster than two fused multiply-adds */
+    bool neon_bf16;
 } fb__features;
 
 typedef struct fb__cpu_row {
     const char *isa;
-    bool (*present)(const fb__features *);
+    bool (*present)(const fb__features *); /* can run */
+    bool (*worth)(const fb__features *);   /* and is not slower than the rows below */
     const fb__kernels *f32, *f64;
+    const fb__pairs *pairs; /* NULL: bf16 goes through f32 */
     const char *measured;
 } fb__cpu_row;
 
 fb__features fb__features_here(void);
 
-/* `cap` is the value of FLASHBACK_ISA, or NULL. An unknown one is refused with the valid ones. */
+/* The best row up to `cap`, the value of FLASHBACK_ISA, or NULL. A row that is not worth it is taken when cap
+ * is its name. An unknown name is refused with the valid ones. */
 fb_status fb__cpu_row_choose(const fb__features *features, const char *cap, const fb__cpu_row **row);
 
 /* The instruction sets of this build that the processor has, best first, separated by spaces. */

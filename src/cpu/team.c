@@ -90,7 +90,7 @@ static int can_start(int threads) {
 /* ---- Teams ---- */
 
 typedef struct job {
-    int threads;
+    fb__team team;
     int64_t count;
     fb__task task;
     const void *context;
@@ -105,30 +105,43 @@ int fb__team_max(void) {
 #endif
 }
 
-static void run_serial(const job *j) {
+/* What a thread does around its tasks; gives back the mode that it had. */
+static fb__fpmode enter(const job *j) {
     fb__fpmode saved = fb__fpmode_get();
     fb__fpmode_set(j->mode);
+    if (j->team.enter)
+        j->team.enter();
+    return saved;
+}
+
+static void leave(const job *j, fb__fpmode saved) {
+    if (j->team.leave)
+        j->team.leave();
+    fb__fpmode_set(saved);
+}
+
+static void run_serial(const job *j) {
+    fb__fpmode saved = enter(j);
     for (int64_t i = 0; i < j->count; i++)
         j->task(j->context, i, 0);
-    fb__fpmode_set(saved);
+    leave(j, saved);
 }
 
 static void run_team(const job *j) {
 #ifdef _OPENMP
-    int threads = omp_get_active_level() < omp_get_max_active_levels() ? can_start(j->threads) : 1;
+    int threads = omp_get_active_level() < omp_get_max_active_levels() ? can_start(j->team.threads) : 1;
     if (threads == 1) { /* also within a parallel region of the program's own */
         run_serial(j);
         return;
     }
 #pragma omp parallel num_threads(threads)
     {
-        fb__fpmode saved = fb__fpmode_get();
-        fb__fpmode_set(j->mode);
+        fb__fpmode saved = enter(j);
         int thread = omp_get_thread_num();
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < j->count; i++)
             j->task(j->context, i, thread);
-        fb__fpmode_set(saved);
+        leave(j, saved);
     }
 #else
     run_serial(j);
@@ -142,9 +155,9 @@ static void *run_thread(void *j) {
 
 static void run(job *j) {
     pthread_t fresh;
-    if (j->threads > j->count)
-        j->threads = (int)j->count;
-    if (j->threads <= 1)
+    if (j->team.threads > j->count)
+        j->team.threads = (int)j->count;
+    if (j->team.threads <= 1)
         run_serial(j);
     else if (!atomic_load_explicit(&forked, memory_order_relaxed))
         run_team(j);
@@ -154,10 +167,10 @@ static void run(job *j) {
         run_serial(j);
 }
 
-void fb__team_run(int threads, int64_t count, fb__task task, const void *context) {
-    run(&(job){threads, count, task, context, FB__FPMODE_FAST});
+void fb__team_run(fb__team team, int64_t count, fb__task task, const void *context) {
+    run(&(job){team, count, task, context, FB__FPMODE_FAST});
 }
 
 void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context) {
-    run(&(job){threads, count, task, context, FB__FPMODE_EXACT});
+    run(&(job){{threads, NULL, NULL}, count, task, context, FB__FPMODE_EXACT});
 }

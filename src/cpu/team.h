@@ -11,11 +11,19 @@ typedef void (*fb__task)(const void *context, int64_t index, int thread);
 /* How many threads a team may have now, by OpenMP's settings. 1 without OpenMP. */
 int fb__team_max(void);
 
-/* Runs task(context, 0 ... count - 1), each once, on up to `threads` threads (fewer where the system refuses
+/* Who runs a loop: up to `threads` threads, each of which calls enter before its first task and leave after
+ * its last (NULL: nothing to do). */
+typedef struct fb__team {
+    int threads;
+    void (*enter)(void);
+    void (*leave)(void);
+} fb__team;
+
+/* Runs task(context, 0 ... count - 1), each once, on up to team.threads threads (fewer where the system refuses
  * to start them; one within a parallel region of the program's own), in no promised order; returns when all
  * are done. Within, numbers below the normal range are 0 (a denormal exp2 costs 220 cycles on some
  * processors) and rounding is to nearest, whatever the caller's mode; the caller's mode comes back. */
-void fb__team_run(int threads, int64_t count, fb__task task, const void *context);
+void fb__team_run(fb__team team, int64_t count, fb__task task, const void *context);
 
 /* The same with numbers below the normal range intact: for the reference. */
 void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context);

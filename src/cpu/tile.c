@@ -63,9 +63,14 @@ static fb__range clip(fb__range x, int64_t end) {
     return x.lo < x.hi ? x : (fb__range){0, 0};
 }
 
+/* In whole steps. */
+static fb__range widen(fb__range x, int64_t step) {
+    return (fb__range){x.lo / step * step, fb__round_up(x.hi, step)};
+}
+
 /* Rows of the tile that some lane of the panel may see, and those that all may. */
-static void panel_ranges(const fb__block *block, int lane, const fb__tile *tile, fb__range *some,
-                         fb__range *all) {
+static void panel_ranges(const fb__block *block, int lane, int64_t step, const fb__tile *tile,
+                         fb__range *some, fb__range *all) {
     *some = *all = (fb__range){0, tile->nk};
     if (!tile->partial)
         return;
@@ -77,12 +82,13 @@ static void panel_ranges(const fb__block *block, int lane, const fb__tile *tile,
         all->lo = fb__max(all->lo, lo);
         all->hi = fb__min(all->hi, hi);
     }
-    *some = clip(*some, tile->nk);
+    *some = widen(clip(*some, tile->nk), step);
     *all = clip(*all, tile->nk);
 }
 
 bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__tile *tile) {
-    *tile = (fb__tile){.k0 = k0, .nk = nk};
+    const int64_t step = c->s->row_step;
+    *tile = (fb__tile){.k0 = k0, .nk = nk, .rows = fb__round_up(nk, step)};
     if (block->keys.hi <= k0 || block->keys.lo >= k0 + nk)
         return false;
     int covered = 2;
@@ -90,11 +96,10 @@ bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_
         covered = block_mask_covers(c, block, k0, nk);
     if (!covered)
         return false;
-    tile->partial =
-        covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
+    tile->partial = tile->rows > nk || covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
     tile->banded = tile->partial && !fb__has(c->p, FB_MASK | FB_BIAS | FB_BLOCK_MASK);
     for (int p = 0; p < FB__BR / FB__PANEL; p++)
-        panel_ranges(block, p * FB__PANEL, tile, &tile->panel[p], &tile->whole[p]);
+        panel_ranges(block, p * FB__PANEL, step, tile, &tile->panel[p], &tile->whole[p]);
     return true;
 }
 
@@ -125,27 +130,26 @@ static void band_bounds(const fb__call *c, const fb__block *block, const fb__til
     }
 }
 
-static void keep_band(const fb__call *c, const fb__block *block, const fb__tile *tile,
-                      const fb__mask_scratch *m) {
-    for (int64_t first = 0; first < tile->nk; first += FB__RANGE_ROWS) {
-        int64_t rows = fb__min(tile->nk - first, FB__RANGE_ROWS);
+void fb__tile_keep(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                   const fb__mask_scratch *m) {
+    for (int64_t first = 0; first < tile->rows; first += FB__RANGE_ROWS) {
+        int64_t rows = fb__min(tile->rows - first, FB__RANGE_ROWS);
         band_bounds(c, block, tile, first, rows, m);
         c->s->k->keep_range(rows, block->n_pad, fb__t(c, m->keep, first * block->n_pad), m->lo, m->hi);
     }
 }
 
-/* Does T hold the size of the scale, with a wide margin? */
-static bool scale_in_exponent(const fb__call *c) {
-    double scale = fabs(c->p->d.scale), cap = c->p->d.softcap > 0 ? c->p->d.softcap : 1;
+bool fb__scale_in_exponent(const fb__problem *p) {
+    double scale = fabs(p->d.scale), cap = p->d.softcap > 0 ? p->d.softcap : 1;
     return scale >= 0x1p-60 && scale <= 0x1p60 && scale / cap >= 0x1p-60 && scale / cap <= 0x1p60;
 }
 
 double fb__pack_factor(const fb__call *c) {
-    return scale_in_exponent(c) ? copysign(1, c->p->d.scale) : c->p->d.scale;
+    return fb__scale_in_exponent(c->p) ? copysign(1, c->p->d.scale) : c->p->d.scale;
 }
 
 /* What is missing in a tile of products, and in one of scores. */
-static double product_factor(const fb__call *c) { return scale_in_exponent(c) ? fabs(c->p->d.scale) : 1; }
+static double product_factor(const fb__call *c) { return fb__scale_in_exponent(c->p) ? fabs(c->p->d.scale) : 1; }
 
 double fb__score_factor(const fb__call *c) {
     return c->p->d.softcap > 0 || fb__has(c->p, FB_BIAS) ? 1 : product_factor(c);
@@ -160,9 +164,9 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
         k->softcap(tile->nk, block->n_pad, scores, product_factor(c) / d->softcap, d->softcap,
                    gradient ? m->derivative : NULL);
     if (tile->banded)
-        band_bounds(c, block, tile, 0, tile->nk, m);
+        band_bounds(c, block, tile, 0, tile->rows, m);
     else if (tile->partial)
-        keep_band(c, block, tile, m);
+        fb__tile_keep(c, block, tile, m);
     if (fb__has(c->p, FB_MASK)) {
         option_rows(block, fb__at(c->io->mask), d->mask, d->mask_shape.cols, tile->k0, 1, rows);
         option_tile(c, block, tile, rows, d->mask_shape.cols, FB__U8, m->bias);
@@ -187,7 +191,7 @@ typedef struct span {
 
 static span span_at(const fb__block *block, const fb__tile *tile, int64_t lane) {
     if (!tile->banded)
-        return (span){0, tile->nk, block->n_pad};
+        return (span){0, tile->rows, block->n_pad};
     fb__range live = tile->panel[lane / FB__PANEL];
     return (span){live.lo, live.hi - live.lo, fb__min(FB__PANEL, block->n_pad - lane)};
 }
@@ -197,7 +201,7 @@ void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *
     const fb__kernels *k = c->s->k;
     const int64_t n = block->n_pad;
     if (tile->partial && !tile->banded)
-        k->select(tile->nk, n, cells, m->keep, fill);
+        k->select(tile->rows, n, cells, m->keep, fill);
     for (int64_t lane = 0; tile->banded && lane < n; lane += FB__PANEL) {
         fb__range live = tile->panel[lane / FB__PANEL], whole = tile->whole[lane / FB__PANEL];
         const void *lo = fb__tc(c, m->lo, lane), *hi = fb__tc(c, m->hi, lane);
@@ -211,13 +215,21 @@ void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *
 }
 
 bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
-                      void *l, void *alpha) {
+                      void *l, void *alpha, void *cells) {
+    const fb__kernels *k = c->s->k;
+    const fb__pairs *pairs = c->s->pairs;
     const int64_t n = block->n_pad;
+    const double factor = fb__score_factor(c);
     bool moved = false;
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
-        moved |= c->s->k->softmax(x.rows, x.width, fb__t(c, s, x.first * n + lane), n, fb__score_factor(c),
-                                  fb__t(c, m, lane), fb__t(c, l, lane), fb__t(c, alpha, lane));
+        void *at = fb__t(c, s, x.first * n + lane);
+        void *m_x = fb__t(c, m, lane), *l_x = fb__t(c, l, lane), *alpha_x = fb__t(c, alpha, lane);
+        if (pairs)
+            moved |= pairs->softmax(x.rows, x.width, at, n, factor, m_x, l_x, alpha_x,
+                                    (uint16_t *)cells + x.first * n + 2 * lane, n);
+        else
+            moved |= k->softmax(x.rows, x.width, at, n, factor, m_x, l_x, alpha_x);
         lane += x.width;
     }
     return moved;
@@ -235,95 +247,24 @@ void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile 
     }
 }
 
-/* ---- Products ---- */
-
-/* Part of a tile for one product: lanes [lane, lane + width), rows `keys`. */
-typedef struct piece {
-    int64_t lane, width;
-    fb__range keys;
-} piece;
-
-enum { MOST_PIECES = 1 + 2 * FB__BR / FB__PANEL };
-
-/* The live part of a tile: the keys that live in all panels at once, in the full width of the register tiles,
- * then what each panel has besides. */
-static int pieces_of(const fb__block *block, const fb__tile *tile, piece pieces[MOST_PIECES]) {
-    const int64_t n = block->n_pad;
-    fb__range common = {0, tile->nk};
-    int count = 0;
-    for (int64_t lane = 0; lane < n; lane += FB__PANEL) {
-        common.lo = fb__max(common.lo, tile->panel[lane / FB__PANEL].lo);
-        common.hi = fb__min(common.hi, tile->panel[lane / FB__PANEL].hi);
-    }
-    if (common.lo < common.hi)
-        pieces[count++] = (piece){0, n, common};
-    else
-        common = (fb__range){tile->nk, tile->nk};
-    for (int64_t lane = 0; lane < n; lane += FB__PANEL) {
-        fb__range live = tile->panel[lane / FB__PANEL];
-        int64_t width = fb__min(FB__PANEL, n - lane);
-        if (live.lo < fb__min(live.hi, common.lo))
-            pieces[count++] = (piece){lane, width, {live.lo, fb__min(live.hi, common.lo)}};
-        if (fb__max(live.lo, common.hi) < live.hi)
-            pieces[count++] = (piece){lane, width, {fb__max(live.lo, common.hi), live.hi}};
-    }
-    return count;
+static fb__cells cells_at(const fb__cells *cells, int64_t row, int64_t lane, int64_t n) {
+    return (fb__cells){(uint16_t *)cells->p + row * n + lane, (uint16_t *)cells->ds + row * n + lane,
+                       (uint16_t *)cells->ds_pairs + row * n + 2 * lane};
 }
 
-void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                             int64_t cols, const void *b, void *to, fb__ahead *ahead) {
-    const int64_t n = block->n_pad;
-    piece x[MOST_PIECES];
-    int count = pieces_of(block, tile, x);
-    for (int i = 0; i < count; i++)
-        c->s->k->gemm(x[i].keys.hi - x[i].keys.lo, x[i].width, cols, fb__tc(c, a.at, x[i].keys.lo * a.row),
-                      a.row, 1, fb__tc(c, b, x[i].lane), n, fb__t(c, to, x[i].keys.lo * n + x[i].lane), n,
-                      false, ahead);
+void fb__tile_weights_bf16(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *s,
+                           const void *dp, const void *lse, const void *delta, const fb__cells *to) {
+    c->s->pairs->gradient(tile->rows, block->n_pad, s, dp, block->n_pad, fb__score_factor(c), lse, delta, to);
 }
 
-void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to, bool add,
-                            fb__ahead *ahead) {
-    const fb__kernels *k = c->s->k;
-    int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    bool careful = tile->partial && !k->finite(tile->nk, cols, a.at, a.row);
-    if (careful && tile->banded)
-        keep_band(c, block, tile, m);
-    for (int64_t lane = 0; lane < n; lane += step) {
-        fb__range live = tile->panel[lane / FB__PANEL];
-        int64_t width = fb__min(step, n - lane), first = live.lo * n + lane, keys = live.hi - live.lo;
-        const void *from = fb__tc(c, a.at, live.lo * a.row);
-        if (careful)
-            k->gemm_keep_lanes(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n,
-                               fb__t(c, to, lane), n, add, fb__tc(c, m->keep, first), n);
-        else
-            k->gemm(cols, width, keys, from, 1, a.row, fb__tc(c, cells, first), n, fb__t(c, to, lane), n, add,
-                    ahead);
-    }
-}
-
-void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
-                           const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
-                           fb__ahead *ahead) {
-    const fb__kernels *k = c->s->k;
+void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *p,
+                    const void *ds, const fb__cells *to) {
     const int64_t n = block->n_pad;
-    bool careful = tile->partial && !k->finite(block->n, cols_pad, b.at, b.row);
-    if (careful && tile->banded)
-        keep_band(c, block, tile, m);
-    piece x[MOST_PIECES];
-    int count = pieces_of(block, tile, x);
-    for (int i = 0; i < count; i++) {
-        int64_t rows = fb__min(x[i].width, block->n - x[i].lane), first = x[i].keys.lo * n + x[i].lane;
-        int64_t keys = x[i].keys.hi - x[i].keys.lo;
-        const void *from = fb__tc(c, b.at, x[i].lane * b.row);
-        void *at = fb__t(c, to, x[i].keys.lo * cols_pad);
-        if (rows <= 0)
-            continue;
-        if (careful)
-            k->gemm_keep_rows(keys, cols_pad, rows, fb__tc(c, cells, first), n, from, b.row, at, cols_pad,
-                              fb__tc(c, m->keep, first), n);
-        else
-            k->gemm(keys, cols_pad, rows, fb__tc(c, cells, first), n, 1, from, b.row, at, cols_pad, true,
-                    ahead);
+    for (int64_t lane = 0; lane < n;) {
+        span x = span_at(block, tile, lane);
+        int64_t at = x.first * n + lane;
+        fb__cells cells = cells_at(to, x.first, lane, n);
+        c->s->pairs->round(x.rows, x.width, fb__tc(c, p, at), fb__tc(c, ds, at), n, &cells);
+        lane += x.width;
     }
 }

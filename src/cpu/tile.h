@@ -1,4 +1,5 @@
-/* Tiles: a block against 64 keys. What is live, what is masked, products. Floor: cpu. Next: forward.c. */
+/* Tiles: a block against 64 keys. What is live, what is masked, the passes over S and dP. Floor: cpu. Next:
+ * product.h. */
 #ifndef FB_CPU_TILE_H
 #define FB_CPU_TILE_H
 
@@ -8,6 +9,7 @@
  * of each panel of lanes. */
 typedef struct fb__tile {
     int64_t k0, nk;
+    int64_t rows; /* nk, and rows that do not count where products need whole steps */
     bool partial;
     bool banded;                         /* partial by the band alone: no keep tile is made unless needed */
     fb__range panel[FB__BR / FB__PANEL]; /* live for some lane, relative to k0 */
@@ -17,15 +19,17 @@ typedef struct fb__tile {
 /* Keys k0 ... k0 + nk - 1 against the block; false when no cell counts. */
 bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__tile *tile);
 
-/* Scratch tiles of nk x n_pad, and two vectors, that masks and biases are made in. */
+/* Scratch tiles of nk x n_pad, and two vectors, that masks and biases are made in; room for one pack. */
 typedef struct fb__mask_scratch {
     void *keep, *bias, *derivative;
     void *lo, *hi;
+    void *clean;
 } fb__mask_scratch;
 
 /* q is packed with the sign of the scale only, and the softmax takes its size, without a rounding: it works
  * on factor * (S - m). Where T cannot hold it, q is packed times the scale, and the factor is 1, as it is
  * after softcap and bias. */
+bool fb__scale_in_exponent(const fb__problem *p);
 double fb__pack_factor(const fb__call *c);
 double fb__score_factor(const fb__call *c);
 
@@ -37,22 +41,21 @@ void fb__tile_scores(const fb__call *c, const fb__block *block, const fb__tile *
  * is read again. */
 void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *tile,
                      const fb__mask_scratch *m, void *cells, double fill);
-/* The step of the running softmax, and that from S and dP to P and dS, on the rows that are live. */
+/* The step of the running softmax on the rows that are live: S becomes P, in its place or, where operands are
+ * bf16, in `cells` as pairs. */
 bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
-                      void *l, void *alpha);
+                      void *l, void *alpha, void *cells);
+/* From S and dP to P and dS, likewise. */
 void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
                       const void *lse, const void *delta);
+/* From S and dP, or from P and dS, to cells of bf16. */
+void fb__tile_weights_bf16(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *s,
+                           const void *dp, const void *lse, const void *delta, const fb__cells *to);
+void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *p,
+                    const void *ds, const fb__cells *to);
 
-/* Products of a tile. S = A B for keys x lanes, leaving out dead panels; O += A^T P for cols x lanes, leaving
- * out dead keys, and, where a partial tile meets NaN or Inf in A, single cells. */
-void fb__tile_scores_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                             int64_t cols, const void *b, void *to, fb__ahead *ahead);
-void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand a,
-                            int64_t cols, const void *cells, const fb__mask_scratch *m, void *to, bool add,
-                            fb__ahead *ahead);
-/* to[key][cols_pad] += cells B, B = [lane][cols_pad]: the way to dK and dV. */
-void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *cells,
-                           const fb__mask_scratch *m, fb__operand b, int64_t cols_pad, void *to,
-                           fb__ahead *ahead);
+/* The keep tile, for banded tiles, which have none yet. */
+void fb__tile_keep(const fb__call *c, const fb__block *block, const fb__tile *tile,
+                   const fb__mask_scratch *m);
 
 #endif

@@ -5,7 +5,7 @@
 #include "unfused.h"
 #include "backward.h"
 #include "forward.h"
-#include "team.h"
+#include "product.h"
 #include <math.h>
 #include <string.h>
 
@@ -80,7 +80,7 @@ static fb__tile whole(const fb__call *c, const fb__block *block) {
     fb__tile tile;
     int64_t nk = block->seq.len_k;
     if (!fb__tile_init(c, block, 0, nk, &tile))
-        tile = (fb__tile){.k0 = 0, .nk = nk, .partial = true};
+        tile = (fb__tile){.k0 = 0, .nk = nk, .rows = nk, .partial = true};
     tile.banded = false;
     for (int p = 0; p < FB__BR / FB__PANEL; p++)
         tile.panel[p] = (fb__range){0, nk};
@@ -90,9 +90,9 @@ static fb__tile whole(const fb__call *c, const fb__block *block) {
 static fb__operand operand(const fb__call *c, const fb__block *block, bool value, const scratch *x) {
     const fb_desc *d = &c->p->d;
     if (value)
-        return fb__keys_operand(c, &block->seq, block->kv, c->io->v, d->v, 0, block->seq.len_k, d->head_dim_v,
+        return fb__key_rows_operand(c, &block->seq, block->kv, c->io->v, d->v, 0, block->seq.len_k, d->head_dim_v,
                                 c->s->dv_pad, x->v);
-    return fb__keys_operand(c, &block->seq, block->kv, c->io->k, d->k, 0, block->seq.len_k, d->head_dim,
+    return fb__key_rows_operand(c, &block->seq, block->kv, c->io->k, d->k, 0, block->seq.len_k, d->head_dim,
                             c->s->d_pad, x->k);
 }
 
@@ -122,14 +122,14 @@ static void forward_task(const void *context, int64_t index, int thread) {
         fb__put(c, x.m, r, -HUGE_VAL);
         fb__put(c, x.l, r, 0);
     }
-    fb__tile_softmax(c, &block, &tile, s, x.m, x.l, x.alpha);
+    fb__tile_softmax(c, &block, &tile, s, x.m, x.l, x.alpha, s);
     fb__tile_lanes_product(c, &block, &tile, operand(c, &block, true, &x), c->p->d.head_dim_v, s, &x.mask,
                            x.o, false, NULL);
     fb__forward_write(c, &block, x.m, x.l, x.o, x.sinks, x.alpha, x.lse);
 }
 
 void fb__unfused_forward(fb__call *c) {
-    fb__team_run(c->threads, c->s->slots * c->p->d.heads_kv, forward_task, c);
+    fb__team_run(c->team, c->s->slots * c->p->d.heads_kv, forward_task, c);
 }
 
 /* P, dS and dQ of one block. */
@@ -150,7 +150,7 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     fb__block_rows(c, &block, c->io->dout, d->dout, rows);
     k->pack_lanes(block.n, block.n_pad, d->head_dim_v, (const void *const *)rows, c->s->type, 1, x.o);
     fb__tile_scores_product(c, &block, &tile, value, d->head_dim_v, x.o, dp, NULL);
-    fb__tile_gradient(c, &block, &tile, &x.mask, s, dp);
+    fb__tile_gradient(c, &block, &tile, &x.mask, s, dp, NULL);
     if (fb__has(c->p, FB_NO_DQ))
         return;
     fb__tile_lanes_product(c, &block, &tile, key, d->head_dim, dp, &x.mask, x.q, false, NULL);
@@ -211,8 +211,8 @@ void fb__unfused_backward(fb__call *c) {
     fb__backward_delta_run(c);
     fb__dbias_begin(c);
     /* Blocks may share cells of dbias, so with it they run one after the other. */
-    fb__team_run(fb__has(c->p, FB_DBIAS) ? 1 : c->threads, c->s->slots * c->p->d.heads_kv, gradient_task, c);
-    fb__team_run(c->threads, c->p->d.batch * c->p->d.heads_kv, keys_task, c);
+    fb__team_run(fb__has(c->p, FB_DBIAS) ? (fb__team){.threads = 1} : c->team, c->s->slots * c->p->d.heads_kv, gradient_task, c);
+    fb__team_run(c->team, c->p->d.batch * c->p->d.heads_kv, keys_task, c);
     fb__dbias_end(c);
     fb__dsinks_run(c);
 }

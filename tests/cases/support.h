@@ -64,9 +64,11 @@ typedef struct where {
 #define EVERYWHERE ((where){-1, false, FB_AUTO})
 #define EVERY_ROUTE ((where){-1, true, FB_AUTO})
 
-static const char *const isas[] = {"scalar", "baseline", "avx2", "avx512"};
+/* From the fifth on they differ from others in bf16 only. */
+static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512",
+                                   "bfdot",  "avx512bf16", "amx_model", "amx"};
 static const fb_route routes[] = {FB_REFERENCE, FB_FUSED, FB_VECTOR, FB_UNFUSED};
-enum { ISAS = sizeof isas / sizeof *isas, ROUTES = sizeof routes / sizeof *routes };
+enum { ISAS = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTES = sizeof routes / sizeof *routes };
 
 /* Does fb_info list the instruction set? */
 static inline bool has_isa(const char *isa) {
@@ -76,14 +78,14 @@ static inline bool has_isa(const char *isa) {
     const char *at = strstr(info, title);
     expect(at != NULL, "fb_info has no line '%s'", title);
     at += sizeof title - 1;
-    for (int n = 0; sscanf(at, "%31[a-z0-9]%n", word, &n) == 1; at += n + (at[n] == ' '))
+    for (int n = 0; sscanf(at, "%31[a-z0-9_]%n", word, &n) == 1; at += n + (at[n] == ' '))
         if (strcmp(word, isa) == 0)
             return true;
     return false;
 }
 
 static inline bool next_where(where *w, const fb_desc *desc) {
-    while (++w->n < ROUTES * (w->best ? 1 : ISAS)) {
+    while (++w->n < ROUTES * (w->best ? 1 : desc->dtype == FB_BF16 ? ISAS : WIDE_ISAS)) {
         const char *isa = isas[w->n / ROUTES];
         w->route = routes[w->n % ROUTES];
         if (w->route == FB_VECTOR && desc->len_q > 8)

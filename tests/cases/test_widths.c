@@ -93,15 +93,21 @@ static void br_45_gradients_in_grouped_heads(void **state) {
                     run(&one, &w);
                     for (place at = START; next(&one.t[FBH_DQ], &at);)
                         expect_exactly(&one.t[FBH_DQ], at, at.h == h ? get(&all.t[FBH_DQ], at) : 0);
-                    size_t i = 0;
+                    size_t i = 0, zeros = 0;
                     for (int id = FBH_DK; id <= FBH_DV; id++)
                         for (place at = START; next(&one.t[id], &at); i++) {
                             const double x = get(&one.t[id], at);
-                            expect(at.h == h / (hq / hkv) ? x != 0 : x == 0,
+                            const bool own = at.h == h / (hq / hkv);
+                            expect(own || x == 0,
                                    "with dout in head %" PRId64 " only, %s of head %" PRId64 " is %g", h,
                                    one.t[id].name, at.h, x);
+                            zeros += own && x == 0;
                             sum[i] += x;
                         }
+                    /* A sum of few bf16 products may be 0 by chance. */
+                    expect(zeros * 50 < i / (size_t)hkv,
+                           "with dout in head %" PRId64 " only, %zu of its %zu gradients are 0", h, zeros,
+                           i / (size_t)hkv);
                 }
                 size_t i = 0;
                 for (int id = FBH_DK; id <= FBH_DV; id++)

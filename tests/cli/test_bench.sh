@@ -18,7 +18,7 @@ for row in rows:
     assert row["mask"] == "causal" and row["dtype"] == "bf16" and row["pass"] == "bwd", row
     assert row["route"] == "unfused" and row["threads"] == "1" and row["refused"] == "", row
     assert 0 < float(row["ms_min"]) <= float(row["ms_median"]) <= float(row["ms_p90"]), row
-    assert float(row["gflops"]) > 0 and int(row["peak_extra_bytes"]) > 0, row
+    assert float(row["gflops"]) > 0 and int(row["peak_extra_bytes"]) > 0 and row["kv_gb_per_s"] == "", row
     assert row["machine"] and row["date"], row
 END
 
@@ -74,6 +74,33 @@ expect 0 bench --set quick --min-time 0 --mask causal --max-len 256
 [ "$(wc -l <out)" = 6 ] || fail "the set quick has two causal shapes"
 expect 2 bench --set quick --max-len 16
 has err "--max-len 16"
+
+# Decode: the forward only, with what of K and V passes in a second beside what the machine reads.
+expect 0 bench --set decode --max-len 1024 --min-time 0
+[ "$(wc -l <out)" = 6 ] || fail "the set decode has four shapes of 1024 keys"
+has out "| K,V GB/s | % of read |"
+has out "| 1,32,8,8,1024,128 | f32 | dense | fwd | vector |"
+[ "$(tr -cd '|\n' <out | sort -u | wc -l)" = 1 ] || fail "a row of decode has other columns than its head"
+for format in jsonl csv; do
+    expect 0 bench --set decode --max-len 1024 --min-time 0 --dtype bf16 --format $format
+    python3 - $format <<'END' || fail "decode as $format"
+import csv, json, sys
+rows = [json.loads(line) for line in open("out")] if sys.argv[1] == "jsonl" else list(csv.DictReader(open("out")))
+assert [int(row["len_q"]) for row in rows] == [1, 2, 4, 8], rows
+for row in rows:
+    kv = 2 * 2 * int(row["heads_kv"]) * int(row["len_k"]) * int(row["head_dim"])
+    assert abs(kv / float(row["ms_median"]) * 1e-6 / float(row["kv_gb_per_s"]) - 1) < 1e-2, row
+    assert float(row["read_gb_per_s"]) > 0 and row["machine"], row
+    if sys.argv[1] == "jsonl":
+        assert abs(100 * row["kv_gb_per_s"] / row["read_gb_per_s"] / row["read_percent"] - 1) < 1e-3, row
+END
+done
+expect 2 bench --set decode --pass bwd
+has err "--pass bwd"
+
+expect 0 bench --set small --max-len 16 --min-time 0
+[ "$(grep -c '^| \(32\|128\),8,8,16,16,64 | f32 | \(causal\|dense\) | \(fwd\|bwd\) |' out)" = 8 ] ||
+    fail "the set small has 256 and 1024 heads, both masks, both passes"
 
 expect 0 bench --set original --max-len 512 --min-time 0 --mask causal --dtype f32
 has out "| mask | D | Hkv | L | unfused fwd+bwd ms | fused fwd+bwd ms | speed-up |"

@@ -34,8 +34,14 @@ info = json.load(open("out"))
 assert info["version"] and info["machine"] and info["compiler"] and "cpu" in info["backend"], info
 peak = info["peak"]
 assert peak["threads"] >= 1 and peak["loops"] in ("avx512f", "avx2+fma", "portable"), peak
-for key in ("f32_gflops", "f64_gflops", "bandwidth_gb_per_s"):
+for key in ("f32_gflops", "f64_gflops", "bandwidth_gb_per_s", "read_gb_per_s"):
     assert len(peak[key]) == 2 and all(x > 0 for x in peak[key]), peak
+# Instructions on bf16 where the processor has them. For the tiles of AMX the system is asked as well.
+flags = {word for line in open("/proc/cpuinfo") if line.startswith("flags") for word in line.split()}
+vectors, tiles = peak.get("bf16_avx512bf16_gflops"), peak.get("bf16_amx_gflops")
+assert bool(vectors) == ("avx512_bf16" in flags) and (not tiles or "amx_bf16" in flags), peak
+assert all(len(rates) == 2 and min(rates) > 0 for rates in (vectors, tiles) if rates), peak
 END
 expect 0 info --peak
 has out "GFLOP/s"
+has out "peak read:"

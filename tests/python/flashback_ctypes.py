@@ -1,12 +1,13 @@
 """flashback.h for ctypes: the structs, and one function that runs a Problem forward and backward in float64. For the
-tests only. FLASHBACK_LIB names the shared library."""
+tests and bench/peers. FLASHBACK_LIB names the shared library."""
 
 import ctypes as c
 import math
 import os
 
 UNBOUNDED = 2**63 - 1
-F64 = 3
+CPU = 0
+F32, F16, BF16, F64 = range(4)
 ROUTES = {"auto": 0, "fused": 1, "vector": 2, "unfused": 3, "reference": 4}
 FLAGS = {
     name: 1 << bit
@@ -63,12 +64,17 @@ class Io(c.Structure):
 def load():
     lib = c.CDLL(os.environ["FLASHBACK_LIB"])
     lib.fb_last_error.restype = c.c_char_p
+    lib.fb_version.restype = c.c_char_p
+    lib.fb_plan_explain.restype = c.c_size_t
+    lib.fb_plan_explain.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t]
     lib.fb_plan_workspace.restype = c.c_size_t
     lib.fb_plan_workspace.argtypes = [c.c_void_p]
     lib.fb_plan_create.argtypes = [c.POINTER(c.c_void_p), c.POINTER(Desc)]
     lib.fb_desc_init.argtypes = [c.POINTER(Desc), c.c_size_t]
     lib.fb_io_init.argtypes = [c.POINTER(Io), c.c_size_t]
     lib.fb_plan_destroy.argtypes = [c.c_void_p]
+    lib.fb_alloc.argtypes = [c.POINTER(Ref), c.c_int, c.c_int32, c.c_size_t]
+    lib.fb_free.argtypes = [c.POINTER(Ref), c.c_int, c.c_int32]
     for verb in (lib.fb_forward, lib.fb_backward):
         verb.argtypes = [c.c_void_p, c.POINTER(Io)]
     return lib

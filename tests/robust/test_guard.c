@@ -53,7 +53,9 @@ static const char *const cases[] = {
 
 enum { CASES = sizeof cases / sizeof *cases };
 
-static const char *const isas[] = {"scalar", "baseline", "avx2", "avx512"};
+/* From the fifth on they differ from others in bf16 only. */
+static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512",
+                                   "bfdot",  "avx512bf16", "amx_model", "amx"};
 
 /* Without it on this machine a lower one would run, once more. */
 static bool present(const char *isa) {
@@ -92,7 +94,7 @@ static void check_dtype(fb_dtype dtype) {
         fbh_oracle o;
         fbh_oracle_open(&o, &c, 1);
         run(&o, FB_REFERENCE, "plain C");
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < (dtype == FB_BF16 ? 8 : 4); i++) {
             if (!present(isas[i]))
                 continue;
             setenv("FLASHBACK_ISA", isas[i], 1);

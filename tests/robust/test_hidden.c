@@ -48,10 +48,11 @@ static void check_case(const fbh_case *c, fb_route route, const char *isa) {
 }
 
 static void check(const char *dtype) {
-    static const char *const isas[] = {"scalar", "baseline", "avx2", "avx512"};
+    static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512",
+                                       "bfdot",  "avx512bf16", "amx_model", "amx"};
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         const fbh_case c = case_of(dtype, cases[n]);
-        for (int isa = 0; isa < 4; isa++) {
+        for (int isa = 0; isa < (strcmp(dtype, "bf16") ? 4 : 8); isa++) { /* four differ in bf16 only */
             setenv("FLASHBACK_ISA", isas[isa], 1);
             for (int route = FB_FUSED; route <= FB_REFERENCE; route++)
                 if (fbh_route_fits(&c, (fb_route)route))

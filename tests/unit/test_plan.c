@@ -56,8 +56,19 @@ static void test_explain_routes(void **state) {
     d.route = FB_REFERENCE;
     assert_says(&d, (const char *[]){"  reference: taken", "kernels: cpu/ref.c in double precision", NULL});
     d.route = FB_AUTO, d.len_q = 8, d.dtype = FB_BF16;
+    setenv("FLASHBACK_ISA", "baseline", 1);
     assert_says(&d, (const char *[]){"problem: bf16", "route: vector, by default\n", "  vector: taken",
-                                     "bf16 through f32", "heads of a group side by side", NULL});
+                                     "kernels: cpu baseline, f32 arithmetic", "bf16 through f32",
+                                     "heads of a group side by side", NULL});
+    char info[4096];
+    fb_info(info, sizeof info);
+    setenv("FLASHBACK_ISA", "amx_model", 1);
+    if (strstr(info, "amx_model "))
+        assert_says(&d, (const char *[]){"kernels: cpu amx_model, bf16 products summed in f32",
+                                         "P and dS are rounded to bf16 once", NULL});
+    d.scale = 1e30; /* more than Q in bf16 can hold with digits to spare */
+    assert_says(&d, (const char *[]){"f32 arithmetic", "bf16 through f32", NULL});
+    unsetenv("FLASHBACK_ISA");
     d = good(), d.fused_min_len = 301, d.score_bytes_max = 100, d.len_q = 256;
     assert_says(&d, (const char *[]){"  unfused: passed over, can't run: its score matrices need 0.00 GB "
                                      "(4915200 bytes), more than the 100 allowed by score_bytes_max",

@@ -11,6 +11,8 @@
 #define BF16_LOAD(from)                                                                                      \
     ((V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from))), 16))
 
+#define MAX_VECTOR(a, b) ((V)_mm256_max_ps((__m256)(a), (__m256)(b)))
+
 #define ISA avx2
 #define VB 32
 #define GEMM_TILES(X) X(6, 2) X(8, 1)

@@ -119,4 +119,45 @@ typedef struct fb__kernels {
                     ptrdiff_t to_col);
 } fb__kernels;
 
+/* Where P and dS of a tile go, rounded to bf16: as rows [key][n], and dS as pairs too. */
+typedef struct fb__cells {
+    void *p, *ds, *ds_pairs;
+} fb__cells;
+
+/* What products of bf16 need besides an f32 table: operands are bf16, sums and all else f32. "Pairs" are two
+ * neighbours along k in one 32-bit word: [k / 2][n][2]. Rows and pairs are as long as a tile has lanes. */
+typedef struct fb__pairs {
+    const char *isa, *tiles;
+    int step;  /* m and k of gemm, and rows of cells, are multiples of this */
+    int lanes; /* n of gemm, cols_pad and lanes are multiples of this, to_row and rows_pad of pack_columns too */
+
+    /* Around every region in which a thread calls gemm. */
+    void (*enter)(void);
+    void (*leave)(void);
+
+    /* C[m][n] = A[m][k] B[k / 2][n][2], or += with `add`. a_row counts elements, b_row words. */
+    void (*gemm)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, const void *b,
+                 ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add, fb__ahead *ahead);
+
+    /* Packs `rows` rows of `cols` elements, each at its own address; what is not there is 0.
+     * pack_lanes: row r becomes lane r of to[cols_pad / 2][n][2], with the other sign if `negate`.
+     * pack_rows: to[rows_pad / 2][cols_pad][2]. pack_columns: to[cols_pad][to_row], the transpose. */
+    void (*pack_lanes)(int64_t rows, int64_t n, int64_t cols, int64_t cols_pad, const void *const *from,
+                       bool negate, void *to);
+    void (*pack_rows)(int64_t rows, int64_t rows_pad, int64_t cols, int64_t cols_pad, const void *const *from,
+                      void *to);
+    void (*pack_columns)(int64_t rows, int64_t rows_pad, int64_t cols, int64_t cols_pad,
+                         const void *const *from, void *to, ptrdiff_t to_row);
+    bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
+
+    /* As in fb__kernels, with an even number of rows, from f32 to bf16: P as pairs; P and dS as cells. */
+    bool (*softmax)(int64_t rows, int64_t n, const void *s, ptrdiff_t s_row, double factor, void *m, void *l,
+                    void *alpha, void *p, ptrdiff_t p_row);
+    void (*gradient)(int64_t rows, int64_t n, const void *s, const void *dp, ptrdiff_t step, double factor,
+                     const void *lse, const void *delta, const fb__cells *to);
+    /* Rounds P and dS. */
+    void (*round)(int64_t rows, int64_t n, const void *p, const void *ds, ptrdiff_t step,
+                  const fb__cells *to);
+} fb__pairs;
+
 #endif
