@@ -240,8 +240,8 @@ void fbh_low(fbh_problem *p, fb_dtype type);
 void fbh_low_reordered(fbh_problem *p, fb_dtype type);
 
 /* In f32 but for P and dS, which are rounded to `cells` on their way into products: kernels of 16-bit matrix
- * units. */
-void fbh_low_cells(fbh_problem *p, fb_dtype cells);
+ * units. P is exp(S - max S + base) there, since such kernels let their maximum lag. */
+void fbh_low_cells(fbh_problem *p, fb_dtype cells, double base);
 
 /* The formula in double, but the backward starts from out and lse as the interface keeps them for `kept`:
  * what no backward behind this interface can know better. */

@@ -16,6 +16,7 @@ typedef struct row {
     bool again;    /* the backward makes P again, from LSE */
     bool reorder;  /* sums over d run backwards, and q is scaled, to base 2, instead of S */
     bool single;   /* sums and functions are in float; otherwise in double */
+    double base;   /* cells are rounded after division by exp(base) */
     double scale, sink, m, l;
     bool *counts;
     int64_t keys;
@@ -91,6 +92,7 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
     }
     if (!(top < w->sink))
         w->m = top;
+    top -= w->base;
     w->l = exponential(w, w->sink - w->m);
     for (int64_t j = 0; j < w->keys; j++)
         if (w->counts[j]) {
@@ -229,6 +231,6 @@ void fbh_kept(fbh_problem *p, fb_dtype kept) {
     compute(p, (row){.type = FB_F64, .kept = kept, .cells = FB_F64, .again = true});
 }
 
-void fbh_low_cells(fbh_problem *p, fb_dtype cells) {
-    compute(p, (row){.type = FB_F32, .kept = cells, .cells = cells, .again = true});
+void fbh_low_cells(fbh_problem *p, fb_dtype cells, double base) {
+    compute(p, (row){.type = FB_F32, .kept = cells, .cells = cells, .again = true, .base = base});
 }

@@ -69,8 +69,8 @@ static void make_low(fbh_problem *low, const fbh_problem *want, const fbh_proble
         fbh_low(&other, FB_F32);
         take_worse(low, &other, want);
     }
-    if (type == FB_BF16) { /* f16 is not multiplied as it is */
-        fbh_low_cells(&other, type);
+    for (int base = 0; base < 3 && type == FB_BF16; base++) { /* f16 is not multiplied as it is */
+        fbh_low_cells(&other, type, base);
         take_worse(low, &other, want);
     }
     if (type != FB_F64) {

@@ -138,6 +138,22 @@ typedef struct block_rows {
     fb__operand q, dout;
 } block_rows;
 
+/* From the operands to P and dS in bf16, on a tile where all cells count and nothing is added to them, a strip
+ * of keys at a time, which never leaves the nearest cache. */
+static void strips(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile, int64_t j) {
+    const fb__pairs *pairs = c->s->pairs;
+    const scratch *x = &t->x;
+    const fb__operand key = t->key[j].rows, value = t->key[j].value;
+    const int64_t n = block->n_pad, step = fb__min(pairs->strip, tile->rows);
+    for (int64_t r = 0; r < tile->rows; r += step) {
+        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q_lanes, n, x->s, n,
+                    false, NULL);
+        pairs->gemm(step, n, c->s->dv_k, fb__operand_at(c, value.at, r * value.row), value.row, x->do_lanes, n,
+                    x->dp, n, false, NULL);
+        fb__strip_gradient(c, block, r, step, x->s, x->dp, &x->cells);
+    }
+}
+
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
                           const fb__tile *tile, const keys_at_hand *keys, int64_t j, void *dq, bool dq_begins,
                           fb__ahead *ahead) {
@@ -145,10 +161,14 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
     const fb__cells *cells = c->s->pairs ? &x->cells : NULL;
     const void *p = cells ? cells->p : x->s, *ds = cells ? cells->ds : x->dp;
     int64_t kb = key_block(c, keys, j);
-    fb__tile_scores_product(c, block, tile, t->key[j].rows, c->s->d_k, x->q_lanes, x->s, ahead);
-    fb__tile_scores_product(c, block, tile, t->key[j].value, c->s->dv_k, x->do_lanes, x->dp, ahead);
-    fb__tile_scores(c, block, tile, &x->mask, x->s, true);
-    fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp, cells);
+    if (cells && !tile->partial && c->p->d.softcap == 0 && !fb__has(c->p, FB_BIAS)) {
+        strips(c, t, block, tile, j);
+    } else {
+        fb__tile_scores_product(c, block, tile, t->key[j].rows, c->s->d_k, x->q_lanes, x->s, ahead);
+        fb__tile_scores_product(c, block, tile, t->key[j].value, c->s->dv_k, x->do_lanes, x->dp, ahead);
+        fb__tile_scores(c, block, tile, &x->mask, x->s, true);
+        fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp, cells);
+    }
     if (!fb__has(c->p, FB_NO_DV))
         fb__tile_rows_product(c, block, tile, p, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
                               ahead);

@@ -117,6 +117,41 @@ static fb__operand value_of(const fb__call *c, const fb__block *block, const fb_
                                    c->p->d.head_dim_v, c->s->dv_pad, x->v);
 }
 
+/* ---- A tile ---- */
+
+/* From scores to P on a tile where all cells count and nothing is added to them, a strip of keys at a time,
+ * which never leaves the nearest cache. False if m has to be raised: then l is as it was, and the tile is
+ * made as a whole. */
+static bool strips(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand key,
+                   const scratch *x) {
+    const fb__pairs *pairs = c->s->pairs;
+    const int64_t n = block->n_pad, step = fb__min(pairs->strip, tile->rows);
+    float before[FB__BR];
+    memcpy(before, x->l, sizeof before);
+    for (int64_t r = 0; r < tile->rows; r += step) {
+        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q, n, x->s, n, false,
+                    NULL);
+        if (!pairs->softmax_strip(step, n, x->s, n, fb__score_factor(c), x->m, x->l,
+                                  (uint16_t *)x->cells + r * n, n)) {
+            memcpy(x->l, before, sizeof before);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* From S to P; returns whether O must be multiplied by alpha. */
+static bool weights(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand key,
+                    fb__ahead *ahead, const scratch *x) {
+    bool plain = !tile->partial && !fb__has(c->p, FB_BIAS) && c->p->d.softcap == 0;
+    if (c->s->pairs && plain && strips(c, block, tile, key, x))
+        return false;
+    fb__tile_scores_product(c, block, tile, key, c->s->d_k, x->q, x->s, ahead);
+    fb__tile_scores(c, block, tile, &x->mask, x->s, false);
+    fb__tile_select(c, block, tile, &x->mask, x->s, -HUGE_VAL);
+    return fb__tile_softmax(c, block, tile, x->s, x->m, x->l, x->alpha, x->cells);
+}
+
 /* ---- A task ---- */
 
 /* O, m and l of the block over keys [lo, hi). */
@@ -139,10 +174,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
         if (!fb__tile_init(c, block, k0, nk, &tile))
             continue;
         fb__operand key = key_of(c, block, &tile, x), value = value_of(c, block, &tile, x);
-        fb__tile_scores_product(c, block, &tile, key, c->s->d_k, x->q, x->s, ahead);
-        fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
-        fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);
-        if (fb__tile_softmax(c, block, &tile, x->s, x->m, x->l, x->alpha, x->cells) && !first)
+        if (weights(c, block, &tile, key, ahead, x) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
         fb__tile_lanes_product(c, block, &tile, value, c->s->dv_k, x->cells, &x->mask, x->o, !first, ahead);
         first = false;

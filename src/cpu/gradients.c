@@ -135,10 +135,6 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
                        const fb__mask_scratch *m, void *s, void *dp, const fb__cells *cells) {
     const fb__kernels *k = c->s->k;
     int64_t nk = tile->nk, n = block->n_pad;
-    if (cells && !tile->partial && c->p->d.softcap == 0 && !fb__has(c->p, FB_DBIAS)) { /* in one pass */
-        fb__tile_weights_bf16(c, block, tile, s, dp, lse_of(c, block), delta_of(c, block), cells);
-        return;
-    }
     fb__tile_weights(c, block, tile, s, dp, lse_of(c, block), delta_of(c, block));
     fb__tile_select(c, block, tile, m, s, 0);
     fb__tile_select(c, block, tile, m, dp, 0);
@@ -150,6 +146,14 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
     }
     if (cells)
         fb__tile_round(c, block, tile, s, dp, cells);
+}
+
+void fb__strip_gradient(const fb__call *c, const fb__block *block, int64_t row, int64_t rows, const void *s,
+                        const void *dp, const fb__cells *cells) {
+    const int64_t n = block->n_pad, at = row * n;
+    const fb__cells to = {(uint16_t *)cells->p + at, (uint16_t *)cells->ds + at,
+                          (uint16_t *)cells->ds_pairs + at};
+    c->s->pairs->gradient(rows, n, s, dp, n, fb__score_factor(c), lse_of(c, block), delta_of(c, block), &to);
 }
 
 /* ---- dsinks: one head per task, in double, in the order of the rows ---- */

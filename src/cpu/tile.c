@@ -252,11 +252,6 @@ static fb__cells cells_at(const fb__cells *cells, int64_t row, int64_t lane, int
                        (uint16_t *)cells->ds_pairs + row * n + 2 * lane};
 }
 
-void fb__tile_weights_bf16(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *s,
-                           const void *dp, const void *lse, const void *delta, const fb__cells *to) {
-    c->s->pairs->gradient(tile->rows, block->n_pad, s, dp, block->n_pad, fb__score_factor(c), lse, delta, to);
-}
-
 void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *p,
                     const void *ds, const fb__cells *to) {
     const int64_t n = block->n_pad;

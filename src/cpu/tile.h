@@ -45,12 +45,10 @@ void fb__tile_select(const fb__call *c, const fb__block *block, const fb__tile *
  * bf16, in `cells` as pairs. */
 bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *m,
                       void *l, void *alpha, void *cells);
-/* From S and dP to P and dS, likewise. */
+/* From S and dP to P and dS, in their places. */
 void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
                       const void *lse, const void *delta);
-/* From S and dP, or from P and dS, to cells of bf16. */
-void fb__tile_weights_bf16(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *s,
-                           const void *dp, const void *lse, const void *delta, const fb__cells *to);
+/* P and dS as cells of bf16. */
 void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *p,
                     const void *ds, const fb__cells *to);
 

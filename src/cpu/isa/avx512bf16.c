@@ -3,5 +3,6 @@
 
 #define ISA avx512bf16
 #define STEP 2
+#define STRIP 64
 #define DOT(sum, a, b) ((V)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(a), (__m512bh)(b)))
 #include "pairs.inc"

@@ -124,11 +124,15 @@ typedef struct fb__cells {
     void *p, *ds, *ds_pairs;
 } fb__cells;
 
+/* P of bf16 products is at most 2 to this. */
+#define FB__HEADROOM 8
+
 /* What products of bf16 need besides an f32 table: operands are bf16, sums and all else f32. "Pairs" are two
  * neighbours along k in one 32-bit word: [k / 2][n][2]. Rows and pairs are as long as a tile has lanes. */
 typedef struct fb__pairs {
     const char *isa, *tiles;
-    int step;  /* m and k of gemm, and rows of cells, are multiples of this */
+    int step;  /* k of gemm, and rows of cells, are multiples of this; so is m, or of strip */
+    int strip; /* rows of S to make and use at a time, while they are near */
     int lanes; /* n of gemm, cols_pad and lanes are multiples of this, to_row and rows_pad of pack_columns too */
 
     /* Around every region in which a thread calls gemm. */
@@ -150,9 +154,15 @@ typedef struct fb__pairs {
                          const void *const *from, void *to, ptrdiff_t to_row);
     bool (*finite)(int64_t rows, int64_t cols, const void *a, ptrdiff_t a_row);
 
-    /* As in fb__kernels, with an even number of rows, from f32 to bf16: P as pairs; P and dS as cells. */
+    /* From S to P, in pairs, an even number of rows. m lags behind the maximum of S: it is raised to it only
+     * in lanes where factor * (S - m) would exceed FB__HEADROOM ln 2, so that O has to be scaled seldom. What
+     * a lane gets is the same either way: softmax raises m first, as in fb__kernels. softmax_strip does not;
+     * if it returns false, some lane's m must be raised, and l and p are void. */
     bool (*softmax)(int64_t rows, int64_t n, const void *s, ptrdiff_t s_row, double factor, void *m, void *l,
                     void *alpha, void *p, ptrdiff_t p_row);
+    bool (*softmax_strip)(int64_t rows, int64_t n, const void *s, ptrdiff_t s_row, double factor,
+                          const void *m, void *l, void *p, ptrdiff_t p_row);
+    /* As in fb__kernels, from S and dP to P and dS in bf16. */
     void (*gradient)(int64_t rows, int64_t n, const void *s, const void *dp, ptrdiff_t step, double factor,
                      const void *lse, const void *delta, const fb__cells *to);
     /* Rounds P and dS. */
