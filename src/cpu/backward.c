@@ -25,14 +25,21 @@ typedef struct scratch {
     void *s, *dp;
     fb__cells cells;
     void *k_rows, *k_columns, *v_rows; /* packs of the keys at hand */
-    void *dq, *dk, *dv; /* only when chunks is 1: the unit's dQ, and dK, dV of the keys at hand */
+    void *dq;       /* of the unit, when chunks is 1 */
+    void *dk, *dv;  /* of the keys at hand, when no other task adds to them: steps is 1 */
     fb__mask_scratch mask;
     size_t bytes;
 } scratch;
 
+/* How many T take the room of `count` operands. */
+static int64_t operands(const fb__cpu_state *state, int64_t count) {
+    return fb__ceil(count * state->operand, state->k->size);
+}
+
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
     bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native, alone = state->chunks == 1;
+    bool own_keys = state->steps == 1;
     bool pairs = state->pairs;
     int64_t keys = state->sub * FB__BC, widest = fb__max(state->d_pad, state->dv_pad);
     int64_t cells = pairs ? FB__BC * FB__BR / 2 : 0;
@@ -49,16 +56,16 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
                   {&x.cells.ds, cells},
                   {&x.cells.ds_pairs, cells},
                   {&x.mask.clean, pairs ? FB__BC * widest / 2 : 0},
-                  {&x.k_rows, pack ? keys * state->d_pad : 0},
-                  {&x.k_columns, pairs ? keys * state->d_pad : 0},
-                  {&x.v_rows, pack ? keys * state->dv_pad : 0},
+                  {&x.k_rows, pack ? operands(state, keys * state->d_pad) : 0},
+                  {&x.k_columns, pairs ? operands(state, keys * state->d_pad) : 0},
+                  {&x.v_rows, pack ? operands(state, keys * state->dv_pad) : 0},
                   {&x.mask.keep, FB__BC * FB__BR},
                   {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
                   {&x.mask.derivative, p->d.softcap > 0 ? FB__BC * FB__BR : 0},
                   {&x.mask.lo, FB__BR},
                   {&x.mask.hi, FB__BR},
-                  {&x.dk, alone ? keys * state->d_pad : 0},
-                  {&x.dv, alone ? keys * state->dv_pad : 0},
+                  {&x.dk, own_keys ? keys * state->d_pad : 0},
+                  {&x.dv, own_keys ? keys * state->dv_pad : 0},
                   {&x.dq, alone ? state->blocks * state->d_k * FB__BR : 0}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         *arrays[i].to = base ? base + x.bytes : NULL;
@@ -79,7 +86,7 @@ size_t fb__backward_dq(const fb__cpu_state *state, const fb__problem *p) {
 
 size_t fb__backward_dkdv(const fb__cpu_state *state, const fb__problem *p) {
     int64_t places = state->grouped ? state->together * state->key_blocks : state->key_slots * p->d.heads_kv;
-    return state->chunks == 1 ? 0 : fb__t_bytes(state, places * FB__BC * (state->d_pad + state->dv_pad));
+    return state->steps == 1 ? 0 : fb__t_bytes(state, places * FB__BC * (state->d_pad + state->dv_pad));
 }
 
 /* ---- A task and its places ---- */
@@ -107,7 +114,7 @@ static void *dq_at(const fb__call *c, const task *t, int64_t block, int64_t copy
 /* dK of key block kb, the j-th of those at hand; dV lies behind it. */
 static void *dk_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
     int64_t slot = t->local * c->s->key_blocks + kb;
-    if (c->s->chunks == 1)
+    if (c->s->steps == 1)
         return fb__t(c, t->x.dk, j * FB__BC * c->s->d_pad);
     if (!c->s->grouped)
         slot = t->kv * c->s->key_slots + fb__key_slot_of(c, t->seq.b) + kb;
@@ -115,7 +122,7 @@ static void *dk_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
 }
 
 static void *dv_at(const fb__call *c, const task *t, int64_t kb, int64_t j) {
-    if (c->s->chunks == 1)
+    if (c->s->steps == 1)
         return fb__t(c, t->x.dv, j * FB__BC * c->s->dv_pad);
     return fb__t(c, dk_at(c, t, kb, j), FB__BC * c->s->d_pad);
 }
@@ -138,20 +145,29 @@ typedef struct block_rows {
     fb__operand q, dout;
 } block_rows;
 
-/* From the operands to P and dS in bf16, on a tile where all cells count and nothing is added to them, a strip
- * of keys at a time, which never leaves the nearest cache. */
-static void strips(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile, int64_t j) {
+/* Is this a tile where all cells count and nothing is added to scores, for products in bf16? */
+static bool is_plain(const fb__call *c, const fb__tile *tile) {
+    return c->s->pairs && !tile->partial && c->p->d.softcap == 0 && !fb__has(c->p, FB_BIAS);
+}
+
+/* From the operands to P and dS of a plain tile, a strip of keys at a time, which never leaves the nearest
+ * cache; where heads are wide, half the lanes at a time, so that Q and dO stay there too. */
+static void strips(const fb__call *c, const task *t, const fb__block *block, const fb__tile *tile, int64_t j,
+                   const fb__cells *cells) {
     const fb__pairs *pairs = c->s->pairs;
     const scratch *x = &t->x;
     const fb__operand key = t->key[j].rows, value = t->key[j].value;
-    const int64_t n = block->n_pad, step = fb__min(pairs->strip, tile->rows);
-    for (int64_t r = 0; r < tile->rows; r += step) {
-        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q_lanes, n, x->s, n,
-                    false, NULL);
-        pairs->gemm(step, n, c->s->dv_k, fb__operand_at(c, value.at, r * value.row), value.row, x->do_lanes, n,
-                    x->dp, n, false, NULL);
-        fb__strip_gradient(c, block, r, step, x->s, x->dp, &x->cells);
-    }
+    const int64_t n = block->n_pad, d = c->s->d_k, dv = c->s->dv_k;
+    const bool wide = d + dv > 192;
+    const int64_t width = wide ? FB__PANEL : n, step = fb__min(wide ? FB__PANEL : pairs->strip, tile->rows);
+    for (int64_t lane = 0; lane < n; lane += width)
+        for (int64_t r = 0; r < tile->rows; r += step) {
+            pairs->gemm(step, width, d, fb__operand_at(c, key.at, r * key.row), key.row,
+                        fb__tc(c, x->q_lanes, lane), n, x->s, width, false, NULL);
+            pairs->gemm(step, width, dv, fb__operand_at(c, value.at, r * value.row), value.row,
+                        fb__tc(c, x->do_lanes, lane), n, x->dp, width, false, NULL);
+            fb__strip_gradient(c, block, (fb__strip){r, step, lane, width}, x->s, x->dp, cells);
+        }
 }
 
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
@@ -161,9 +177,9 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
     const fb__cells *cells = c->s->pairs ? &x->cells : NULL;
     const void *p = cells ? cells->p : x->s, *ds = cells ? cells->ds : x->dp;
     int64_t kb = key_block(c, keys, j);
-    if (cells && !tile->partial && c->p->d.softcap == 0 && !fb__has(c->p, FB_BIAS)) {
-        strips(c, t, block, tile, j);
-    } else {
+    if (is_plain(c, tile))
+        strips(c, t, block, tile, j, cells);
+    else {
         fb__tile_scores_product(c, block, tile, t->key[j].rows, c->s->d_k, x->q_lanes, x->s, ahead);
         fb__tile_scores_product(c, block, tile, t->key[j].value, c->s->dv_k, x->do_lanes, x->dp, ahead);
         fb__tile_scores(c, block, tile, &x->mask, x->s, true);
@@ -264,6 +280,10 @@ static void each_block(const fb__call *c, const task *t, const keys_at_hand *key
     }
 }
 
+static void *place(const fb__call *c, void *packs, int64_t index) {
+    return (char *)packs + index * c->s->operand;
+}
+
 static void begin_keys(const fb__call *c, task *t, const keys_at_hand *keys) {
     const fb_desc *d = &c->p->d;
     const int64_t d_pad = c->s->d_pad, dv_pad = c->s->dv_pad;
@@ -275,13 +295,13 @@ static void begin_keys(const fb__call *c, task *t, const keys_at_hand *keys) {
         }
         t->key[j].rows = t->key[j].columns =
             fb__key_rows_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
-                                 fb__t(c, t->x.k_rows, j * FB__BC * d_pad));
+                                 place(c, t->x.k_rows, j * FB__BC * d_pad));
         t->key[j].value = fb__key_rows_operand(c, &t->seq, t->kv, c->io->v, d->v, k0, nk, d->head_dim_v, dv_pad,
-                                               fb__t(c, t->x.v_rows, j * FB__BC * dv_pad));
+                                               place(c, t->x.v_rows, j * FB__BC * dv_pad));
         if (c->s->pairs)
             t->key[j].columns =
                 fb__key_columns_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
-                                        fb__t(c, t->x.k_columns, j * FB__BC * d_pad));
+                                        place(c, t->x.k_columns, j * FB__BC * d_pad));
     }
 }
 
@@ -374,8 +394,8 @@ void fb__backward_run(fb__call *c) {
     for (c->wave = 0; c->wave < c->s->waves; c->wave++)
         for (c->unit = 0; c->unit < c->s->per_wave; c->unit += together)
             for (c->step = 0; c->step < c->s->steps; c->step++)
-                fb__team_run(c->team, fb__min(together, c->s->per_wave - c->unit) * c->s->chunks,
-                             gradient_task, c);
+                fb__team_run_queues(c->team, fb__min(together, c->s->per_wave - c->unit), c->s->chunks,
+                                    gradient_task, c);
     if (c->s->copies > 1 && !fb__has(c->p, FB_NO_DQ))
         fb__team_run(c->team, c->s->slots * c->p->d.heads_kv, dq_task, c);
     fb__dbias_end(c);

@@ -21,8 +21,12 @@ void fb__backward_delta_run(fb__call *call);
 void fb__backward_delta_block(const fb__call *call, const fb__block *block, char *scratch);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
                        const fb__mask_scratch *m, void *s, void *dp, const fb__cells *cells);
-/* The same for rows [row, row + rows) where all cells count and nothing is added to them, from strips. */
-void fb__strip_gradient(const fb__call *c, const fb__block *block, int64_t row, int64_t rows, const void *s,
+/* The same in bf16 for part of a tile where all cells count and nothing is added to scores: rows and lanes of
+ * cells, from strips of S and dP that are `width` wide. */
+typedef struct fb__strip {
+    int64_t row, rows, lane, width;
+} fb__strip;
+void fb__strip_gradient(const fb__call *call, const fb__block *block, fb__strip strip, const void *s,
                         const void *dp, const fb__cells *cells);
 void fb__dbias_begin(fb__call *call);
 void fb__dbias_end(fb__call *call);

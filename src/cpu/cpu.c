@@ -23,6 +23,12 @@
  * gives. */
 #define SERIAL_FLOPS 2e6
 
+/* Most bytes of partial dQ: with a copy for each task there is nothing to wait for between steps, and K, V, dK
+ * and dV stay near the task; but this memory grows with the tasks (bench/SPEED.md, backward on many cores). */
+#ifndef COPIES_BYTES
+#define COPIES_BYTES 64e6
+#endif
+
 static double flops(const fb__problem *p) {
     const fb_desc *d = &p->d;
     return 2.0 * (double)d->batch * (double)d->heads_q * (double)d->len_q * (double)d->len_k *
@@ -65,9 +71,10 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->chunks = clamp(fb__ceil(d->tasks, fb__max(s->per_wave, 1)), 1, fb__max(s->key_blocks / 4, 1));
     if (dbias && d->bias_shape.cols == 1) /* all keys of a row share one cell of dbias */
         s->chunks = 1;
-    s->steps = s->blocks >= s->chunks ? s->chunks : 1;
+    double copies = (double)s->chunks * (double)s->slots * (double)d->heads_kv * FB__BR * (double)(s->d_k * s->k->size);
+    s->steps = s->blocks >= s->chunks && copies > COPIES_BYTES ? s->chunks : 1;
     s->copies = s->steps == 1 ? s->chunks : 1;
-    s->sub = clamp(1024 / fb__max(s->d_pad + s->dv_pad, 1), 1, FB__MOST_SUB);
+    s->sub = clamp((s->pairs ? 2048 : 1024) / fb__max(s->d_pad + s->dv_pad, 1), 1, FB__MOST_SUB);
 }
 
 /* An upper bound of the workspace in floating point, so that sizes can then be added up in integers. */
@@ -149,7 +156,7 @@ static void count_threads(fb__cpu_state *s, const fb__problem *p) {
 static void group(fb__cpu_state *s, const fb__problem *p) {
     int threads = s->threads[FB__BACKWARD];
     int64_t units = fb__max(s->per_wave, 1), heads = p->d.heads_kv;
-    s->together = threads == 1 ? 1 : fb__min(fb__ceil(4 * (int64_t)threads, s->chunks), units);
+    s->together = s->steps == 1 ? units : threads == 1 ? 1 : fb__min(fb__ceil(4 * (int64_t)threads, s->chunks), units);
     s->grouped = s->copies == 1 && s->together * s->blocks < s->slots * heads &&
                  s->together * s->key_blocks < s->key_slots * heads;
 }

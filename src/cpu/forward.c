@@ -256,11 +256,13 @@ static void join_task(const void *context, int64_t index, int thread) {
     fb__forward_write(c, &block, m, l, o, x.sinks, x.alpha, x.lse);
 }
 
+/* Blocks of a head, or of one of its sequences, read the same K and V: they are a queue. */
 void fb__forward_run(fb__call *c) {
-    int64_t blocks = c->s->slots * c->p->d.heads_kv;
+    const int64_t sequences = fb__has(c->p, FB_PACKED) ? 1 : fb__max(c->p->d.batch, 1);
+    const int64_t queues = sequences * c->p->d.heads_kv, blocks = c->s->slots / sequences;
     if (c->s->shared_keys)
-        fb__team_run(c->team, c->s->key_slots * c->p->d.heads_kv, pack_keys_task, c);
-    fb__team_run(c->team, blocks * c->s->forward_chunks, attend_task, c);
+        fb__team_run_queues(c->team, queues, c->s->key_slots / sequences, pack_keys_task, c);
+    fb__team_run_queues(c->team, queues, blocks * c->s->forward_chunks, attend_task, c);
     if (c->s->forward_chunks > 1)
-        fb__team_run(c->team, blocks, join_task, c);
+        fb__team_run(c->team, queues * blocks, join_task, c);
 }

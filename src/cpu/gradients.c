@@ -148,12 +148,13 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
         fb__tile_round(c, block, tile, s, dp, cells);
 }
 
-void fb__strip_gradient(const fb__call *c, const fb__block *block, int64_t row, int64_t rows, const void *s,
-                        const void *dp, const fb__cells *cells) {
-    const int64_t n = block->n_pad, at = row * n;
+void fb__strip_gradient(const fb__call *c, const fb__block *block, fb__strip x, const void *s, const void *dp,
+                        const fb__cells *cells) {
+    const int64_t n = block->n_pad, at = x.row * n + x.lane;
     const fb__cells to = {(uint16_t *)cells->p + at, (uint16_t *)cells->ds + at,
-                          (uint16_t *)cells->ds_pairs + at};
-    c->s->pairs->gradient(rows, n, s, dp, n, fb__score_factor(c), lse_of(c, block), delta_of(c, block), &to);
+                          (uint16_t *)cells->ds_pairs + at + x.lane};
+    c->s->pairs->gradient(x.rows, x.width, s, dp, x.width, fb__score_factor(c),
+                          fb__tc(c, lse_of(c, block), x.lane), fb__tc(c, delta_of(c, block), x.lane), &to, n);
 }
 
 /* ---- dsinks: one head per task, in double, in the order of the rows ---- */

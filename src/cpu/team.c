@@ -89,12 +89,18 @@ static int can_start(int threads) {
 
 /* ---- Teams ---- */
 
+/* Tasks lie in `queues` queues of `each`. More queues than there are counters share them. */
+enum { COUNTERS = 128 };
+
 typedef struct job {
     fb__team team;
-    int64_t count;
+    int64_t queues, each;
     fb__task task;
     const void *context;
     fb__fpmode mode;
+    struct {
+        _Alignas(64) atomic_llong next; /* how many tasks were taken; in a cache line of its own */
+    } counter[COUNTERS];
 } job;
 
 int fb__team_max(void) {
@@ -122,25 +128,38 @@ static void leave(const job *j, fb__fpmode saved) {
 
 static void run_serial(const job *j) {
     fb__fpmode saved = enter(j);
-    for (int64_t i = 0; i < j->count; i++)
+    for (int64_t i = 0; i < j->queues * j->each; i++)
         j->task(j->context, i, 0);
     leave(j, saved);
 }
 
-static void run_team(const job *j) {
+#ifdef _OPENMP
+/* First its own share of the queues, then those of the others. */
+static void run_queues(job *j, int thread, int threads) {
+    const int64_t count = j->queues < COUNTERS ? j->queues : COUNTERS;
+    const int64_t home = thread * count / threads;
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t c = (home + n) % count, first = c * j->queues / count, end = (c + 1) * j->queues / count;
+        const int64_t tasks = (end - first) * j->each;
+        for (int64_t i; (i = atomic_fetch_add_explicit(&j->counter[c].next, 1, memory_order_relaxed)) < tasks;)
+            j->task(j->context, first * j->each + i, thread);
+    }
+}
+#endif
+
+static void run_team(job *j) {
 #ifdef _OPENMP
     int threads = omp_get_active_level() < omp_get_max_active_levels() ? can_start(j->team.threads) : 1;
     if (threads == 1) { /* also within a parallel region of the program's own */
         run_serial(j);
         return;
     }
+    for (int c = 0; c < COUNTERS; c++)
+        atomic_init(&j->counter[c].next, 0);
 #pragma omp parallel num_threads(threads)
     {
         fb__fpmode saved = enter(j);
-        int thread = omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < j->count; i++)
-            j->task(j->context, i, thread);
+        run_queues(j, omp_get_thread_num(), omp_get_num_threads());
         leave(j, saved);
     }
 #else
@@ -155,8 +174,9 @@ static void *run_thread(void *j) {
 
 static void run(job *j) {
     pthread_t fresh;
-    if (j->team.threads > j->count)
-        j->team.threads = (int)j->count;
+    const int64_t count = j->queues * j->each;
+    if (j->team.threads > count)
+        j->team.threads = (int)count;
     if (j->team.threads <= 1)
         run_serial(j);
     else if (!atomic_load_explicit(&forked, memory_order_relaxed))
@@ -167,10 +187,18 @@ static void run(job *j) {
         run_serial(j);
 }
 
+void fb__team_run_queues(fb__team team, int64_t queues, int64_t each, fb__task task, const void *context) {
+    job j = {.team = team, .queues = queues, .each = each, .task = task, .context = context};
+    j.mode = FB__FPMODE_FAST;
+    run(&j);
+}
+
 void fb__team_run(fb__team team, int64_t count, fb__task task, const void *context) {
-    run(&(job){team, count, task, context, FB__FPMODE_FAST});
+    fb__team_run_queues(team, 1, count, task, context);
 }
 
 void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context) {
-    run(&(job){{threads, NULL, NULL}, count, task, context, FB__FPMODE_EXACT});
+    job j = {.team = {threads, NULL, NULL}, .queues = 1, .each = count, .task = task, .context = context};
+    j.mode = FB__FPMODE_EXACT;
+    run(&j);
 }

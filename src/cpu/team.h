@@ -25,6 +25,11 @@ typedef struct fb__team {
  * processors) and rounding is to nearest, whatever the caller's mode; the caller's mode comes back. */
 void fb__team_run(fb__team team, int64_t count, fb__task task, const void *context);
 
+/* The same for `queues` queues of `each` tasks that share what they read: index = queue * each + place in it. A
+ * thread stays with a queue as long as it lasts, so that its caches keep what is shared; then it helps with
+ * the others. */
+void fb__team_run_queues(fb__team team, int64_t queues, int64_t each, fb__task task, const void *context);
+
 /* The same with numbers below the normal range intact: for the reference. */
 void fb__team_run_exact(int threads, int64_t count, fb__task task, const void *context);
 

@@ -164,7 +164,7 @@ typedef struct fb__pairs {
                           const void *m, void *l, void *p, ptrdiff_t p_row);
     /* As in fb__kernels, from S and dP to P and dS in bf16. */
     void (*gradient)(int64_t rows, int64_t n, const void *s, const void *dp, ptrdiff_t step, double factor,
-                     const void *lse, const void *delta, const fb__cells *to);
+                     const void *lse, const void *delta, const fb__cells *to, ptrdiff_t to_row);
     /* Rounds P and dS. */
     void (*round)(int64_t rows, int64_t n, const void *p, const void *ds, ptrdiff_t step,
                   const fb__cells *to);
