@@ -11,6 +11,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 #define KERNELS(isa) &fb__kernels_##isa##_32, &fb__kernels_##isa##_64
 #define DECLARE(isa) extern const fb__kernels fb__kernels_##isa##_32, fb__kernels_##isa##_64;
@@ -138,6 +141,10 @@ fb__features fb__features_here(void) {
     f.avx512bf16 = f.avx512f && r[0] >> 5 & 1;
     f.fast_dot = f.avx512bf16 && vendor_is_amd();
     f.amx = f.avx512bf16 && tiles_usable();
+#elif defined(__aarch64__) && defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    f.neon_bf16 = sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, NULL, 0) == 0 && has;
 #elif defined(__aarch64__) && defined(__linux__)
     f.neon_bf16 = getauxval(AT_HWCAP2) >> 14 & 1; /* HWCAP2_BF16 */
 #endif

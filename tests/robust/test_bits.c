@@ -183,6 +183,22 @@ static void test_threads(void **state) {
         }
 }
 
+/* Instruction sets that differ in bf16 only; where one is missing, the next lower one runs. */
+static void test_threads_bf16(void **state) {
+    (void)state;
+    static const char *const isas[] = {"bfdot", "avx512bf16", "amx_model", "amx"};
+    for (size_t isa = 0; isa < sizeof isas / sizeof *isas; isa++) {
+        setenv("FLASHBACK_ISA", isas[isa], 1);
+        for (int n = 0; n < CASES; n++) {
+            const fbh_case c = case_of("bf16", cases[n]);
+            for (int route = FB_FUSED; route <= FB_UNFUSED; route++)
+                if (fbh_route_fits(&c, (fb_route)route))
+                    check_threads(&c, (fb_route)route);
+        }
+        unsetenv("FLASHBACK_ISA");
+    }
+}
+
 /* Alignments, strides and the pages around. */
 static void test_places(void **state) {
     (void)state;
@@ -350,10 +366,15 @@ static void test_errno(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_use),     cmocka_unit_test(test_shared_plan),
-        cmocka_unit_test(test_last_error),    cmocka_unit_test(test_inside_openmp),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_places),
-        cmocka_unit_test(test_batch_entries), cmocka_unit_test(test_floating_point_mode),
+        cmocka_unit_test(test_first_use),
+        cmocka_unit_test(test_shared_plan),
+        cmocka_unit_test(test_last_error),
+        cmocka_unit_test(test_inside_openmp),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads_bf16),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_batch_entries),
+        cmocka_unit_test(test_floating_point_mode),
         cmocka_unit_test(test_errno),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

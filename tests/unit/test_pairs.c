@@ -1,148 +1,6 @@
-/* What products of bf16 need, in every instruction set that this machine has, against plain loops: products,
- * packs, rounding, softmax and gradient. Rows end where the next byte must not be touched. */
-#include "harness/harness.h"
-#include "src/base/fpmode.h"
-#include "src/base/half.h"
-#include "src/cpu/rows.h"
-
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-/* cmocka needs some of the above. */
-#include <cmocka.h>
-
-#define LN2 0.6931471805599453
-
-static const char *const isas[] = {"bfdot", "avx512bf16", "amx_model", "amx"};
-enum { ISAS = sizeof isas / sizeof *isas };
-
-/* What is tested, NULL where this machine or this build lacks it. */
-static const fb__pairs *pairs_of(const char *isa) {
-    const fb__features here = fb__features_here();
-    const fb__cpu_row *row;
-    assert_int_equal(fb__cpu_row_choose(&here, isa, &row), FB_OK);
-    return strcmp(row->isa, isa) == 0 ? row->pairs : NULL;
-}
-
-static void each(void (*check)(const fb__pairs *)) {
-    int found = 0;
-    for (int i = 0; i < ISAS; i++) {
-        const fb__pairs *pairs = pairs_of(isas[i]);
-        if (pairs)
-            check(pairs), found++;
-    }
-    if (!found)
-        print_message("no bf16 products on this machine: nothing tested\n");
-}
-
-/* As the fast routes call kernels. */
-#define RUN(pairs, call)                                                                                     \
-    do {                                                                                                     \
-        const fb__fpmode usual_ = fb__fpmode_get();                                                          \
-        fb__fpmode_set(FB__FPMODE_FAST);                                                                     \
-        (pairs)->enter();                                                                                    \
-        call;                                                                                                \
-        (pairs)->leave();                                                                                    \
-        fb__fpmode_set(usual_);                                                                              \
-    } while (0)
-
-/* ---- Numbers ------------------------------------------------------------------------------------------- */
-
-static uint64_t drawn;
-
-static uint32_t bits(void) {
-    uint64_t z = drawn += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 32);
-}
-
-static double between(double lo, double hi) { return lo + (hi - lo) * ((double)bits() / 4294967295.0); }
-static int64_t whole(int64_t lo, int64_t hi) { return lo + bits() % (hi - lo + 1); }
-static int64_t up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-static double of_bf16(uint16_t h) { return (double)fb__f32_from_bf16(h); }
-static bool is_nan_bf16(uint16_t h) { return (h & 0x7fff) > 0x7f80; }
-
-/* h is x rounded, give or take a part of x; below the normal range it may be 0. */
-static bool rounds_to(uint16_t h, double x, double part) {
-    double lo = x - fabs(x) * part, hi = x + fabs(x) * part, is = of_bf16(h);
-    if (fabs(x) < 0x1.01p-126)
-        return fabs(is) <= 0x1.02p-126;
-    return of_bf16(fb__bf16_from_f64(lo)) <= is && is <= of_bf16(fb__bf16_from_f64(hi));
-}
-
-/* ---- Memory -------------------------------------------------------------------------------------------- */
-
-enum { PAGE = 4096, MADE = 16, BEFORE = 64, ROWS = 72, COLS = 72 };
-
-static struct {
-    void *map;
-    size_t size;
-} made[MADE];
-static int made_count;
-
-/* Bytes of 0xFF, NaN in both types, before a page that faults; there are more of them before it. */
-static void *make(int64_t bytes) {
-    const size_t size = (size_t)up(bytes + BEFORE, PAGE) + PAGE;
-    char *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(map != MAP_FAILED && made_count < MADE);
-    made[made_count].map = map, made[made_count++].size = size;
-    memset(map, 0xff, size);
-    assert_int_equal(mprotect(map + size - PAGE, PAGE, PROT_NONE), 0);
-    return map + size - PAGE - bytes;
-}
-
-static void drop_all(void) {
-    while (made_count > 0) {
-        made_count--;
-        munmap(made[made_count].map, made[made_count].size);
-    }
-}
-
-static bool untouched(const void *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i++)
-        if (((const unsigned char *)from)[i] != 0xff)
-            return false;
-    return true;
-}
-
-/* The columns of rows x row_bytes from `bytes` on, and what lies before. */
-static bool gaps_untouched(const void *at, int64_t rows, int64_t bytes, int64_t row_bytes) {
-    bool good = untouched((const char *)at - BEFORE, BEFORE);
-    for (int64_t r = 0; r < rows - 1; r++)
-        good &= untouched((const char *)at + r * row_bytes + bytes, row_bytes - bytes);
-    return good;
-}
-
-/* ROWS rows, each before a page of its own. */
-static const void *row_at[ROWS];
-
-static void *make_rows(void) {
-    char *map = mmap(NULL, ROWS * 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(map != MAP_FAILED);
-    for (int r = 0; r < ROWS; r++)
-        assert_int_equal(mprotect(map + (2 * r + 1) * PAGE, PAGE, PROT_NONE), 0);
-    return map;
-}
-
-/* Any bits, right before the page or with `gap` NaNs between. */
-static void fill_rows(char *map, int64_t cols, int64_t gap) {
-    for (int r = 0; r < ROWS; r++) {
-        uint16_t *end = (uint16_t *)(void *)(map + (2 * r + 1) * PAGE), *row = end - gap - cols;
-        memset(map + 2 * r * PAGE, 0xff, PAGE);
-        for (int64_t c = 0; c < cols; c++)
-            row[c] = (uint16_t)(bits() & 0xfffe);
-        row_at[r] = row;
-    }
-}
-
-static uint16_t cell(int64_t rows, int64_t cols, int64_t r, int64_t c) {
-    return r < rows && c < cols ? ((const uint16_t *)row_at[r])[c] : 0;
-}
+/* Operands of bf16 products, in every instruction set that this machine has: gemm, packs and finite against
+ * plain loops; AMX against its model. */
+#include "pairs.h"
 
 /* ---- Products ------------------------------------------------------------------------------------------ */
 
@@ -196,8 +54,7 @@ static void product_start(const product *p, bool add, float *copy) {
     for (int64_t i = 0; add && i < p->m; i++)
         for (int64_t j = 0; j < p->n; j++)
             p->c[i * p->c_row + j] = (float)whole(-512, 512) / 16;
-    if (copy)
-        memcpy(copy, p->c, (size_t)c_bytes(p));
+    memcpy(copy, p->c, (size_t)c_bytes(p));
 }
 
 static void product_check(const fb__pairs *pairs, const product *p, const float *before, bool add,
@@ -206,13 +63,14 @@ static void product_check(const fb__pairs *pairs, const product *p, const float 
         for (int64_t j = 0; j < p->n; j++) {
             double want = add ? (double)before[i * p->c_row + j] : 0, size = fabs(want);
             for (int64_t x = 0; x < p->k; x++) {
-                double term = of_bf16(p->a[i * p->a_row + x]) * of_bf16(p->b[x / 2 * 2 * p->b_row + 2 * j + x % 2]);
+                double term =
+                    of_bf16(p->a[i * p->a_row + x]) * of_bf16(p->b[x / 2 * 2 * p->b_row + 2 * j + x % 2]);
                 want += term, size += fabs(term);
             }
             const double is = (double)p->c[i * p->c_row + j];
             if (!(fabs(is - want) <= (is_exact ? 0 : (double)p->k * 0x1p-22 * size)))
-                fail_msg("%s: C[%d][%d] of %d x %d x %d is %.9g, not %.9g", pairs->isa, (int)i, (int)j, (int)p->m,
-                         (int)p->n, (int)p->k, is, want);
+                fail_msg("%s: C[%d][%d] of %d x %d x %d is %.9g, not %.9g", pairs->isa, (int)i, (int)j,
+                         (int)p->m, (int)p->n, (int)p->k, is, want);
         }
     assert_true(gaps_untouched(p->c, p->m + p->below, p->n * 4, p->c_row * 4));
     for (int64_t i = p->m; i < p->m + p->below; i++)
@@ -239,7 +97,8 @@ static void check_gemm(const fb__pairs *pairs) {
 }
 
 /* Bits; a NaN is a NaN. */
-static void check_same_product(const fb__pairs *model, const fb__pairs *amx, uint16_t (*value)(void), bool add) {
+static void check_same_product(const fb__pairs *model, const fb__pairs *amx, uint16_t (*value)(void),
+                               bool add) {
     const product p = product_make(amx);
     float *before = make(c_bytes(&p)), *first = make(c_bytes(&p));
     product_fill(&p, value);
@@ -252,13 +111,41 @@ static void check_same_product(const fb__pairs *model, const fb__pairs *amx, uin
         for (int64_t j = 0; j < p.n; j++) {
             const float is = p.c[i * p.c_row + j], want = first[i * p.c_row + j];
             if (fb__f32_bits(is) != fb__f32_bits(want) && !(isnan(is) && isnan(want)))
-                fail_msg("C[%d][%d] of %d x %d x %d is %a, the model has %a", (int)i, (int)j, (int)p.m, (int)p.n,
-                         (int)p.k, (double)is, (double)want);
+                fail_msg("C[%d][%d] of %d x %d x %d is %a, the model has %a", (int)i, (int)j, (int)p.m,
+                         (int)p.n, (int)p.k, (double)is, (double)want);
         }
     drop_all();
 }
 
 /* ---- Packs --------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 72, COLS = 72 };
+
+/* ROWS rows, each before a page of its own. */
+static const void *row_at[ROWS];
+
+static void *make_rows(void) {
+    char *map = mmap(NULL, ROWS * 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(map != MAP_FAILED);
+    for (int r = 0; r < ROWS; r++)
+        assert_int_equal(mprotect(map + (2 * r + 1) * PAGE, PAGE, PROT_NONE), 0);
+    return map;
+}
+
+/* Any bits, right before the page or with `gap` NaNs between. */
+static void fill_rows(char *map, int64_t cols, int64_t gap) {
+    for (int r = 0; r < ROWS; r++) {
+        uint16_t *end = (uint16_t *)(void *)(map + (2 * r + 1) * PAGE), *row = end - gap - cols;
+        memset(end - 256, 0xff, 512);
+        for (int64_t c = 0; c < cols; c++)
+            row[c] = (uint16_t)bits();
+        row_at[r] = row;
+    }
+}
+
+static uint16_t cell(int64_t rows, int64_t cols, int64_t r, int64_t c) {
+    return r < rows && c < cols ? ((const uint16_t *)row_at[r])[c] : 0;
+}
 
 static void check_pack_lanes(const fb__pairs *pairs, int64_t rows, int64_t cols, bool negate) {
     const int64_t n = up(rows, pairs->lanes) + whole(0, 1) * pairs->lanes;
@@ -268,8 +155,8 @@ static void check_pack_lanes(const fb__pairs *pairs, int64_t rows, int64_t cols,
     for (int64_t r = 0; r < n; r++)
         for (int64_t c = 0; c < cols_pad; c++)
             if (to[(c / 2 * n + r) * 2 + c % 2] != (cell(rows, cols, r, c) ^ (negate ? 0x8000 : 0)))
-                fail_msg("%s: pack_lanes of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols, (int)r,
-                         (int)c);
+                fail_msg("%s: pack_lanes of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols,
+                         (int)r, (int)c);
     assert_true(untouched((char *)to - BEFORE, BEFORE));
     drop_all();
 }
@@ -282,8 +169,8 @@ static void check_pack_rows(const fb__pairs *pairs, int64_t rows, int64_t cols) 
     for (int64_t r = 0; r < rows_pad; r++)
         for (int64_t c = 0; c < cols_pad; c++)
             if (to[(r / 2 * cols_pad + c) * 2 + r % 2] != cell(rows, cols, r, c))
-                fail_msg("%s: pack_rows of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols, (int)r,
-                         (int)c);
+                fail_msg("%s: pack_rows of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols,
+                         (int)r, (int)c);
     assert_true(untouched((char *)to - BEFORE, BEFORE));
     drop_all();
 }
@@ -296,8 +183,8 @@ static void check_pack_columns(const fb__pairs *pairs, int64_t rows, int64_t col
     for (int64_t r = 0; r < rows_pad; r++)
         for (int64_t c = 0; c < cols_pad; c++)
             if (to[c * to_row + r] != cell(rows, cols, r, c))
-                fail_msg("%s: pack_columns of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols, (int)r,
-                         (int)c);
+                fail_msg("%s: pack_columns of %d x %d, row %d, column %d", pairs->isa, (int)rows, (int)cols,
+                         (int)r, (int)c);
     assert_true(gaps_untouched(to, cols_pad, rows_pad * 2, to_row * 2));
     drop_all();
 }
@@ -339,4 +226,71 @@ static void check_finite(const fb__pairs *pairs) {
             }
         drop_all();
     }
+}
+
+/* ---- AMX and its model --------------------------------------------------------------------------------- */
+
+static uint64_t digest(const char *isa, const char *name, fb_route route, fbh_pass until) {
+    fbh_case c;
+    fbh_problem p;
+    fb_plan *plan;
+    char error[256];
+    setenv("FLASHBACK_ISA", isa, 1);
+    if (!fbh_case_parse(&c, name, error, sizeof error))
+        fail_msg("%s: %s", name, error);
+    fbh_problem_create(&p, &c, FB_CPU, 0, FBH_GUARD_END, false);
+    p.desc.route = route;
+    fbh_problem_fill(&p, 3);
+    assert_int_equal(fb_plan_create(&plan, &p.desc), FB_OK);
+    for (int pass = 0; pass <= (int)until; pass++)
+        assert_int_equal(fbh_problem_run(&p, plan, (fbh_pass)pass), FB_OK);
+    const uint64_t is = fbh_problem_digest(&p, until);
+    fb_plan_destroy(plan);
+    fbh_problem_destroy(&p);
+    unsetenv("FLASHBACK_ISA");
+    return is;
+}
+
+static void test_model(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "bf16.b1h2k1.q100k130.d64.causal", "bf16.b1h4k2.q77k203.d80.left30.right9",
+        "bf16.b2h2k2.q65k65.d128",         "bf16.b1h4k1.q33k190.d64.causal",
+        "bf16.b1h2k2.q130k47.d80",         "bf16.b2h4k2.q5k300.d128.causal"};
+    static uint16_t (*const values[])(void) = {spread, plain, exact, finite_bits};
+    const fb__pairs *model = pairs_of("amx_model"), *amx = pairs_of("amx");
+    int other = 0;
+    if (!amx || !model) {
+        print_message("no AMX on this machine: its model is compared with nothing\n");
+        return;
+    }
+    for (int round = 0; round < 200; round++)
+        check_same_product(model, amx, values[round % 4], round / 4 % 2);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        fbh_case c;
+        assert_true(fbh_case_parse(&c, names[n], (char[256]){0}, 256));
+        for (int route = FB_FUSED; route <= FB_UNFUSED; route++)
+            for (int pass = 0; pass < 2 && fbh_route_fits(&c, (fb_route)route); pass++) {
+                const uint64_t is = digest("amx", names[n], (fb_route)route, (fbh_pass)pass);
+                if (is != digest("amx_model", names[n], (fb_route)route, (fbh_pass)pass))
+                    fail_msg("%s, %s, pass %d: the model has other bits", names[n],
+                             fb_route_name((fb_route)route), pass);
+                other += is != digest("avx512", names[n], (fb_route)route, (fbh_pass)pass);
+            }
+    }
+    assert_true(other > 0); /* else FLASHBACK_ISA was not heard */
+}
+
+EACH(gemm)
+EACH(packs)
+EACH(finite)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_packs),
+        cmocka_unit_test(test_finite),
+        cmocka_unit_test(test_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
