@@ -1,6 +1,6 @@
 # The index of what can be done here; the work is in CMakePresets.json, tests/CMakeLists.txt and tools/.
 .NOTPARALLEL:
-.PHONY: help run test check check-real bench bench-peers lint format install asan tsan fuzz clean setup ci
+.PHONY: help run test check check-real bench bench-peers lint format install asan tsan aarch64 fuzz clean setup ci
 .PHONY: build dev test-setup test-gcc test-clang
 
 PREFIX ?= /usr/local
@@ -8,12 +8,12 @@ FUZZ_SECONDS ?= 60
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build ## Forward and backward over real attention tensors, verified, as a table
 	build/release/flashback run --table --verify tests/data/*.safetensors
 
-test: test-setup lint test-clang asan tsan test-gcc ## Everything: lint, gcc, clang, sanitizers, valgrind
+test: test-setup lint test-clang asan tsan aarch64 test-gcc ## Everything: lint, gcc, clang, sanitizers, valgrind, NEON
 
 check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
 	cmake --preset dev && cmake --build --preset dev
@@ -45,6 +45,11 @@ asan: test-setup ## Tests under the address and undefined behaviour sanitizers
 tsan: test-setup ## Tests under the thread sanitizer
 	cmake --preset tsan && cmake --build --preset tsan
 	ctest --preset tsan
+
+aarch64: ## Tests of the NEON kernels: a cross build, run by qemu
+	@tools/setup.sh run aarch64
+	cmake --preset aarch64 && cmake --build --preset aarch64
+	ctest --preset aarch64
 
 fuzz: test-setup ## Runs each fuzz target for FUZZ_SECONDS=60
 	cmake --preset fuzz && cmake --build --preset fuzz

@@ -15,7 +15,12 @@
 static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512",
                                    "bfdot",  "avx512bf16", "amx_model", "amx"};
 
-enum { ISA_COUNT = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTE_COUNT = FB_REFERENCE + 1, DEVICE_COUNT = FB_METAL + 1 };
+enum {
+    ISA_COUNT = sizeof isas / sizeof *isas,
+    WIDE_ISAS = 4,
+    ROUTE_COUNT = FB_REFERENCE + 1,
+    DEVICE_COUNT = FB_METAL + 1
+};
 
 typedef struct settings {
     const char *filter;

@@ -10,13 +10,13 @@
 /* One head of a row, [Lk] each. */
 typedef struct row {
     const fb_desc *desc;
-    fb_dtype type; /* S, P, O, dP and dS are rounded to it */
-    fb_dtype kept; /* what O is rounded to between the passes, and LSE accordingly */
+    fb_dtype type;  /* S, P, O, dP and dS are rounded to it */
+    fb_dtype kept;  /* what O is rounded to between the passes, and LSE accordingly */
     fb_dtype cells; /* what P, before it is divided by l, and dS are rounded to besides, for products alone */
-    bool again;    /* the backward makes P again, from LSE */
-    bool reorder;  /* sums over d run backwards, and q is scaled, to base 2, instead of S */
-    bool single;   /* sums and functions are in float; otherwise in double */
-    double base;   /* cells are rounded after division by exp(base) */
+    bool again;     /* the backward makes P again, from LSE */
+    bool reorder;   /* sums over d run backwards, and q is scaled, to base 2, instead of S */
+    bool single;    /* sums and functions are in float; otherwise in double */
+    double base;    /* cells are rounded after division by exp(base) */
     double scale, sink, m, l;
     bool *counts;
     int64_t keys;
@@ -74,7 +74,7 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
     const double before = w->reorder ? w->scale / ln2 : 1, after = w->reorder ? ln2 : w->scale;
     for (int64_t e = 0; e < d->head_dim; e++)
         w->q[e] = before * at(p, FBH_Q, b, h, i)[e]; /* dot rounds it */
-    double top = -(double)INFINITY; /* of the keys; kernels let the sink join last */
+    double top = -(double)INFINITY;                  /* of the keys; kernels let the sink join last */
     w->m = w->sink;
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
@@ -221,7 +221,9 @@ static void compute(fbh_problem *p, row w) {
     free(w.counts);
 }
 
-void fbh_low(fbh_problem *p, fb_dtype type) { compute(p, (row){.type = type, .kept = type, .cells = FB_F64}); }
+void fbh_low(fbh_problem *p, fb_dtype type) {
+    compute(p, (row){.type = type, .kept = type, .cells = FB_F64});
+}
 
 void fbh_low_reordered(fbh_problem *p, fb_dtype type) {
     compute(p, (row){.type = type, .kept = type, .cells = FB_F64, .reorder = true});

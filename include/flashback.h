@@ -49,7 +49,8 @@
  * its dout holds. With a sink: out = 0, lse = sink.
  *   - Masking selects. NaN and Inf in keys and values that no query may see, in padding and in gaps change
  *     nothing. NaN and Inf that a query does see propagate as the formula says, and only there.
- *   - f32 means f32, f16 and bf16 accumulate in f32 and are rounded once at the end.
+ *   - f32 means f32, f16 and bf16 accumulate in f32 and are rounded once at the end. Where the processor has
+ *     products of bf16, P and dS are rounded to it, once each, on their way into them.
  *   - On the CPU the bits of a result never depend on the number of threads or on other callers.
  *   - Zero-sized dimensions are legal; every output is fully written.
  *   - No byte outside the described tensors is touched; the workspace may hold anything on entry.
@@ -71,7 +72,8 @@
  *     FLASHBACK_ROUTE             auto | fused | vector | unfused | reference
  *     FLASHBACK_FUSED_MIN_LEN     key length from which auto prefers fused over unfused
  *     FLASHBACK_SCORE_BYTES_MAX   most bytes of score matrices that the unfused route may use
- *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | avx2 | avx512
+ *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | bfdot | avx2 |
+ * avx512 | avx512bf16 | amx_model | amx
  *
  * An unknown value is an error that lists the valid ones; an empty one counts as unset.
  */

@@ -5,7 +5,7 @@ import os
 import pathlib
 from dataclasses import dataclass
 
-ISAS = ("amx", "avx512bf16", "avx512", "avx2", "baseline", "scalar")  # values of FLASHBACK_ISA, best first
+ISAS = ("amx", "amx_model", "avx512bf16", "avx512", "avx2", "bfdot", "baseline", "scalar")  # values of FLASHBACK_ISA, best first
 LONG = 2048  # keys
 
 

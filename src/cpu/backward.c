@@ -25,8 +25,8 @@ typedef struct scratch {
     void *s, *dp;
     fb__cells cells;
     void *k_rows, *k_columns, *v_rows; /* packs of the keys at hand */
-    void *dq;       /* of the unit, when chunks is 1 */
-    void *dk, *dv;  /* of the keys at hand, when no other task adds to them: steps is 1 */
+    void *dq;                          /* of the unit, when chunks is 1 */
+    void *dk, *dv;                     /* of the keys at hand, when no other task adds to them: steps is 1 */
     fb__mask_scratch mask;
     size_t bytes;
 } scratch;
@@ -189,8 +189,7 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
         fb__tile_rows_product(c, block, tile, p, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
                               ahead);
     if (!fb__has(c->p, FB_NO_DK))
-        fb__tile_rows_product(c, block, tile, ds, &x->mask, rows->q, c->s->d_pad, dk_at(c, t, kb, j),
-                              ahead);
+        fb__tile_rows_product(c, block, tile, ds, &x->mask, rows->q, c->s->d_pad, dk_at(c, t, kb, j), ahead);
     if (!fb__has(c->p, FB_NO_DQ))
         fb__tile_lanes_product(c, block, tile, t->key[j].columns, c->s->d_k, cells ? cells->ds_pairs : ds,
                                &x->mask, dq, !dq_begins, ahead);
@@ -296,8 +295,8 @@ static void begin_keys(const fb__call *c, task *t, const keys_at_hand *keys) {
         t->key[j].rows = t->key[j].columns =
             fb__key_rows_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
                                  place(c, t->x.k_rows, j * FB__BC * d_pad));
-        t->key[j].value = fb__key_rows_operand(c, &t->seq, t->kv, c->io->v, d->v, k0, nk, d->head_dim_v, dv_pad,
-                                               place(c, t->x.v_rows, j * FB__BC * dv_pad));
+        t->key[j].value = fb__key_rows_operand(c, &t->seq, t->kv, c->io->v, d->v, k0, nk, d->head_dim_v,
+                                               dv_pad, place(c, t->x.v_rows, j * FB__BC * dv_pad));
         if (c->s->pairs)
             t->key[j].columns =
                 fb__key_columns_operand(c, &t->seq, t->kv, c->io->k, d->k, k0, nk, d->head_dim, d_pad,
@@ -381,8 +380,7 @@ static void dq_task(const void *context, int64_t index, int thread) {
         return;
     int64_t size = c->s->d_k * FB__BR;
     void *dq = fb__t(c, c->base + c->s->at_dq, block.slot * size);
-    c->s->k->sum_parts(c->s->copies, c->s->d_k * block.n_pad, dq,
-                       c->s->slots * c->p->d.heads_kv * size);
+    c->s->k->sum_parts(c->s->copies, c->s->d_k * block.n_pad, dq, c->s->slots * c->p->d.heads_kv * size);
     write_dq(c, &block, dq);
 }
 

@@ -200,6 +200,15 @@ fb__operand fb__key_columns_operand(const fb__call *c, const fb__seq *seq, int64
     return (fb__operand){pack, FB__BC};
 }
 
+fb__operand fb__columns_of(const fb__call *c, fb__operand rows, int64_t nk, int64_t cols, int64_t cols_pad,
+                           void *pack) {
+    const void *at[FB__BC];
+    for (int64_t r = 0; r < nk; r++)
+        at[r] = fb__operand_at(c, rows.at, r * rows.row);
+    c->s->pairs->pack_columns(nk, fb__round_up(nk, c->s->pairs->lanes), cols, cols_pad, at, pack, FB__BC);
+    return (fb__operand){pack, FB__BC};
+}
+
 void fb__lanes_pack(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
                     int64_t cols_pad, double factor, void *pack) {
     void *at[FB__BR];

@@ -26,12 +26,12 @@ typedef struct fb__cpu_state {
     int type;     /* element type of the tensors, for packs */
     bool native;  /* that type is T */
 
-    int64_t operand;      /* bytes of an element of an operand */
-    int64_t lanes;        /* what the lanes of a tile, and the columns of packs, are padded to */
-    int64_t row_step;     /* what the rows of a tile are padded to: 1, or those of fb__pairs */
-    int64_t d_k, dv_k;    /* head dimensions as products sum over them */
+    int64_t operand;       /* bytes of an element of an operand */
+    int64_t lanes;         /* what the lanes of a tile, and the columns of packs, are padded to */
+    int64_t row_step;      /* what the rows of a tile are padded to: 1, or those of fb__pairs */
+    int64_t d_k, dv_k;     /* head dimensions as products sum over them */
     int64_t d_pad, dv_pad; /* and rounded up to whole packs */
-    bool shared_keys;     /* forward: K and V are packed once for all blocks, ahead of them */
+    bool shared_keys;      /* forward: K and V are packed once for all blocks, ahead of them */
     int64_t blocks;        /* row blocks per (sequence, key/value head), at most */
     int64_t key_blocks;    /* 64-key blocks per sequence, at most */
     int64_t slots;         /* places for row blocks in the workspace, per key/value head */
@@ -149,6 +149,10 @@ fb__operand fb__key_columns_operand(const fb__call *c, const fb__seq *seq, int64
 fb__operand fb__key_rows_pack(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref,
                               fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
                               void *pack);
+
+/* From rows of bf16 to columns. */
+fb__operand fb__columns_of(const fb__call *c, fb__operand rows, int64_t nk, int64_t cols, int64_t cols_pad,
+                           void *pack);
 
 /* Rows of a block in a tensor of q's shape. lanes: one lane each, for products that sum over `cols`; made in
  * `pack`, times a factor that is 1 or -1 where operands are bf16. rows: [lane][cols_pad], for products that

@@ -23,8 +23,9 @@
  * gives. */
 #define SERIAL_FLOPS 2e6
 
-/* Most bytes of partial dQ: with a copy for each task there is nothing to wait for between steps, and K, V, dK
- * and dV stay near the task; but this memory grows with the tasks (bench/SPEED.md, backward on many cores). */
+/* Most bytes of partial dQ: with a copy for each task there is nothing to wait for between steps, and K, V,
+ * dK and dV stay near the task; but this memory grows with the tasks (bench/SPEED.md, backward on many
+ * cores). */
 #ifndef COPIES_BYTES
 #define COPIES_BYTES 64e6
 #endif
@@ -71,7 +72,8 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->chunks = clamp(fb__ceil(d->tasks, fb__max(s->per_wave, 1)), 1, fb__max(s->key_blocks / 4, 1));
     if (dbias && d->bias_shape.cols == 1) /* all keys of a row share one cell of dbias */
         s->chunks = 1;
-    double copies = (double)s->chunks * (double)s->slots * (double)d->heads_kv * FB__BR * (double)(s->d_k * s->k->size);
+    double copies =
+        (double)s->chunks * (double)s->slots * (double)d->heads_kv * FB__BR * (double)(s->d_k * s->k->size);
     s->steps = s->blocks >= s->chunks && copies > COPIES_BYTES ? s->chunks : 1;
     s->copies = s->steps == 1 ? s->chunks : 1;
     s->sub = clamp((s->pairs ? 2048 : 1024) / fb__max(s->d_pad + s->dv_pad, 1), 1, FB__MOST_SUB);
@@ -156,7 +158,9 @@ static void count_threads(fb__cpu_state *s, const fb__problem *p) {
 static void group(fb__cpu_state *s, const fb__problem *p) {
     int threads = s->threads[FB__BACKWARD];
     int64_t units = fb__max(s->per_wave, 1), heads = p->d.heads_kv;
-    s->together = s->steps == 1 ? units : threads == 1 ? 1 : fb__min(fb__ceil(4 * (int64_t)threads, s->chunks), units);
+    s->together = s->steps == 1  ? units
+                  : threads == 1 ? 1
+                                 : fb__min(fb__ceil(4 * (int64_t)threads, s->chunks), units);
     s->grouped = s->copies == 1 && s->together * s->blocks < s->slots * heads &&
                  s->together * s->key_blocks < s->key_slots * heads;
 }
@@ -214,12 +218,16 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
         return;
     }
     if (s->pairs)
-        fb__text_add(text, "kernels: cpu %s, bf16 products summed in f32, register tiles (rows x vectors)%s; %s f32 "
-                           "for the rest [%s]\n",
-                     s->pairs->isa, s->pairs->tiles, s->k->isa, s->row->measured);
+        fb__text_add(
+            text,
+            "kernels: cpu %s, bf16 products summed in f32, register tiles (rows x vectors)%s; %s f32 "
+            "for the rest [%s]\n",
+            s->pairs->isa, s->pairs->tiles, s->k->isa, s->row->measured);
     else
-        fb__text_add(text, "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
-                     s->k->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles, s->row->measured);
+        fb__text_add(text,
+                     "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
+                     s->k->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles,
+                     s->row->pairs ? "bench/SPEED.md, instruction sets" : s->row->measured);
     if (s->pairs)
         fb__text_add(text, "conversion: none of q, k, v and dout; P and dS are rounded to bf16 once\n");
     else if (!s->native)
@@ -265,14 +273,14 @@ static fb_status run(const void *state, const fb__problem *p, fb__pass pass, con
     FB_TRY(no_stream("io.stream", io->stream));
     FB_TRY(fb__problem_check_lengths(p, io));
     uintptr_t base = ((uintptr_t)fb__at(io->workspace) + 63) / 64 * 64;
-    fb__call call = {.s = s,
-                     .p = p,
-                     .io = io,
-                     .base = (char *)base,
-                     .team = {s->threads[pass], s->pairs ? s->pairs->enter : NULL,
-                              s->pairs ? s->pairs->leave : NULL},
-                     .slice = s->slice[pass],
-                     .pass = pass};
+    fb__call call = {
+        .s = s,
+        .p = p,
+        .io = io,
+        .base = (char *)base,
+        .team = {s->threads[pass], s->pairs ? s->pairs->enter : NULL, s->pairs ? s->pairs->leave : NULL},
+        .slice = s->slice[pass],
+        .pass = pass};
     if (s->route == FB_REFERENCE)
         fb__team_run_exact(call.team.threads, fb__ref_units(p, pass), ref_task, &call);
     else if (s->route == FB_UNFUSED)

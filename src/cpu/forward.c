@@ -17,7 +17,7 @@
 #include <string.h>
 
 typedef struct scratch {
-    void *q, *o, *s, *cells, *k, *v;
+    void *q, *o, *s, *cells, *k, *v, *v_rows;
     void *m, *l, *alpha, *sinks, *lse;
     fb__mask_scratch mask;
     size_t bytes;
@@ -26,7 +26,8 @@ typedef struct scratch {
 /* The thread's arrays, one behind the other; base NULL only counts. */
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
-    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native && !state->shared_keys;
+    bool bias = fb__has(p, FB_MASK | FB_BIAS),
+         pack = state->stacked || (!state->native && !state->shared_keys);
     bool pairs = state->pairs;
     struct {
         void **to;
@@ -37,6 +38,7 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
                   {&x.cells, pairs ? FB__BC * FB__BR / 2 : 0},
                   {&x.k, pack ? FB__BC * state->d_pad : 0},
                   {&x.v, pack ? FB__BC * state->dv_pad : 0},
+                  {&x.v_rows, pack && pairs ? FB__BC * state->dv_pad / 2 : 0},
                   {&x.mask.clean, pairs ? FB__BC * state->dv_pad / 2 : 0},
                   {&x.mask.keep, FB__BC * FB__BR},
                   {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
@@ -90,7 +92,8 @@ static void pack_keys_task(const void *context, int64_t index, int thread) {
     const fb__call *c = context;
     const fb_desc *d = &c->p->d;
     fb__seq seq;
-    int64_t kv, k0 = FB__BC * fb__key_block_at(c, index, &seq, &kv), nk = fb__min(FB__BC, seq.band.len_k - k0);
+    int64_t kv, k0 = FB__BC * fb__key_block_at(c, index, &seq, &kv),
+                nk = fb__min(FB__BC, seq.band.len_k - k0);
     if (nk <= 0)
         return;
     char *to = keys_at(c, &seq, kv, k0);
@@ -99,22 +102,30 @@ static void pack_keys_task(const void *context, int64_t index, int thread) {
                             to + fb__operand_bytes(c->s, FB__BC * c->s->d_pad));
 }
 
-/* K and V of a tile: packed ahead, in place, or packed now. */
+/* K and V of a tile: packed ahead, in place, or packed now. Few queries read each key once, as fast as memory
+ * brings it, so they copy it first: a stream of whole rows is what memory is fastest at. */
 static fb__operand key_of(const fb__call *c, const fb__block *block, const fb__tile *tile, const scratch *x) {
     if (c->s->shared_keys)
         return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0), c->s->d_pad};
-    return fb__key_rows_operand(c, &block->seq, block->kv, c->io->k, c->p->d.k, tile->k0, tile->nk,
-                                c->p->d.head_dim, c->s->d_pad, x->k);
+    return (c->s->stacked ? fb__key_rows_pack : fb__key_rows_operand)(c, &block->seq, block->kv, c->io->k,
+                                                                      c->p->d.k, tile->k0, tile->nk,
+                                                                      c->p->d.head_dim, c->s->d_pad, x->k);
 }
 
 static fb__operand value_of(const fb__call *c, const fb__block *block, const fb__tile *tile,
                             const scratch *x) {
+    const fb_desc *d = &c->p->d;
     if (c->s->shared_keys)
         return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0) +
                                  fb__operand_bytes(c->s, FB__BC * c->s->d_pad),
                              c->s->pairs ? FB__BC : c->s->dv_pad};
-    return fb__key_columns_operand(c, &block->seq, block->kv, c->io->v, c->p->d.v, tile->k0, tile->nk,
-                                   c->p->d.head_dim_v, c->s->dv_pad, x->v);
+    if (c->s->stacked) {
+        fb__operand rows = fb__key_rows_pack(c, &block->seq, block->kv, c->io->v, d->v, tile->k0, tile->nk,
+                                             d->head_dim_v, c->s->dv_pad, c->s->pairs ? x->v_rows : x->v);
+        return c->s->pairs ? fb__columns_of(c, rows, tile->nk, d->head_dim_v, c->s->dv_pad, x->v) : rows;
+    }
+    return fb__key_columns_operand(c, &block->seq, block->kv, c->io->v, d->v, tile->k0, tile->nk,
+                                   d->head_dim_v, c->s->dv_pad, x->v);
 }
 
 /* ---- A tile ---- */
@@ -129,8 +140,8 @@ static bool strips(const fb__call *c, const fb__block *block, const fb__tile *ti
     float before[FB__BR];
     memcpy(before, x->l, sizeof before);
     for (int64_t r = 0; r < tile->rows; r += step) {
-        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q, n, x->s, n, false,
-                    NULL);
+        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q, n, x->s, n,
+                    false, NULL);
         if (!pairs->softmax_strip(step, n, x->s, n, fb__score_factor(c), x->m, x->l,
                                   (uint16_t *)x->cells + r * n, n)) {
             memcpy(x->l, before, sizeof before);

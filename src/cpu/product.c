@@ -122,8 +122,8 @@ void fb__tile_lanes_product(const fb__call *c, const fb__block *block, const fb_
                             fb__ahead *ahead) {
     const bool bf16 = c->s->pairs;
     int64_t n = block->n_pad, step = tile->partial ? FB__PANEL : n;
-    bool careful = tile->partial && !(bf16 ? operand_finite(c, cols, tile->rows, a)
-                                           : operand_finite(c, tile->nk, cols, a));
+    bool careful = tile->partial &&
+                   !(bf16 ? operand_finite(c, cols, tile->rows, a) : operand_finite(c, tile->nk, cols, a));
     fb__operand given = a;
     if (careful && tile->banded)
         fb__tile_keep(c, block, tile, m);
@@ -152,8 +152,9 @@ void fb__tile_rows_product(const fb__call *c, const fb__block *block, const fb__
                            fb__ahead *ahead) {
     const bool bf16 = c->s->pairs;
     const int64_t n = block->n_pad;
-    bool careful = tile->partial && !(bf16 ? operand_finite(c, n / 2, 2 * cols_pad, (fb__operand){b.at, 2 * b.row})
-                                           : operand_finite(c, block->n, cols_pad, b));
+    bool careful =
+        tile->partial && !(bf16 ? operand_finite(c, n / 2, 2 * cols_pad, (fb__operand){b.at, 2 * b.row})
+                                : operand_finite(c, block->n, cols_pad, b));
     fb__operand given = b;
     if (careful && tile->banded)
         fb__tile_keep(c, block, tile, m);

@@ -93,15 +93,16 @@ static void leaf7(unsigned sub, unsigned r[4]) {
         r[0] = r[1] = r[2] = r[3] = 0;
 }
 
-/* vdpbf16ps runs at twice the rate of a fused multiply-add on AMD's processors, in products, and at half of it
- * on Intel's (bench/SPEED.md, bf16). */
+/* vdpbf16ps runs at twice the rate of a fused multiply-add on AMD's processors, in products, and at half of
+ * it on Intel's (bench/SPEED.md, bf16). */
 static bool vendor_is_amd(void) {
     unsigned r[4] = {0};
-    return __get_cpuid(0, &r[0], &r[1], &r[2], &r[3]) && r[1] == signature_AMD_ebx && r[2] == signature_AMD_ecx;
+    return __get_cpuid(0, &r[0], &r[1], &r[2], &r[3]) && r[1] == signature_AMD_ebx &&
+           r[2] == signature_AMD_ecx;
 }
 
-/* Tiles: the processor's, saved by the system, of the one shape that the kernels use, and allowed. Linux gives
- * that permission to the process, once and for all its threads and children; asking is cheap. */
+/* Tiles: the processor's, saved by the system, of the one shape that the kernels use, and allowed. Linux
+ * gives that permission to the process, once and for all its threads and children; asking is cheap. */
 static bool tiles_usable(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     enum { TILE_CONFIG = 1 << 17, TILE_DATA = 1 << 18, ASK = 0x1023, TILE_FEATURE = 18 };
@@ -114,8 +115,8 @@ static bool tiles_usable(void) {
     if ((low & (TILE_CONFIG | TILE_DATA)) != (TILE_CONFIG | TILE_DATA))
         return false;
     /* Palette 1: bytes of a tile and of its rows, number of tiles, rows. */
-    if (!__get_cpuid_count(0x1d, 1, &r[0], &r[1], &r[2], &r[3]) || r[0] >> 16 != 1024 || (r[1] & 0xffff) != 64 ||
-        r[1] >> 16 != 8 || (r[2] & 0xffff) != 16)
+    if (!__get_cpuid_count(0x1d, 1, &r[0], &r[1], &r[2], &r[3]) || r[0] >> 16 != 1024 ||
+        (r[1] & 0xffff) != 64 || r[1] >> 16 != 8 || (r[2] & 0xffff) != 16)
         return false;
     return syscall(SYS_arch_prctl, ASK, TILE_FEATURE) == 0;
 #else

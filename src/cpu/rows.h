@@ -20,7 +20,7 @@ typedef struct fb__cpu_row {
     bool (*worth)(const fb__features *);   /* and is not slower than the rows below */
     const fb__kernels *f32, *f64;
     const fb__pairs *pairs; /* NULL: bf16 goes through f32 */
-    const char *measured;
+    const char *measured;   /* where the row was, for what it is best at */
 } fb__cpu_row;
 
 fb__features fb__features_here(void);

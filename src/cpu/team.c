@@ -139,9 +139,11 @@ static void run_queues(job *j, int thread, int threads) {
     const int64_t count = j->queues < COUNTERS ? j->queues : COUNTERS;
     const int64_t home = thread * count / threads;
     for (int64_t n = 0; n < count; n++) {
-        const int64_t c = (home + n) % count, first = c * j->queues / count, end = (c + 1) * j->queues / count;
+        const int64_t c = (home + n) % count, first = c * j->queues / count,
+                      end = (c + 1) * j->queues / count;
         const int64_t tasks = (end - first) * j->each;
-        for (int64_t i; (i = atomic_fetch_add_explicit(&j->counter[c].next, 1, memory_order_relaxed)) < tasks;)
+        for (int64_t i;
+             (i = atomic_fetch_add_explicit(&j->counter[c].next, 1, memory_order_relaxed)) < tasks;)
             j->task(j->context, first * j->each + i, thread);
     }
 }

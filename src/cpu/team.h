@@ -19,14 +19,14 @@ typedef struct fb__team {
     void (*leave)(void);
 } fb__team;
 
-/* Runs task(context, 0 ... count - 1), each once, on up to team.threads threads (fewer where the system refuses
- * to start them; one within a parallel region of the program's own), in no promised order; returns when all
- * are done. Within, numbers below the normal range are 0 (a denormal exp2 costs 220 cycles on some
+/* Runs task(context, 0 ... count - 1), each once, on up to team.threads threads (fewer where the system
+ * refuses to start them; one within a parallel region of the program's own), in no promised order; returns
+ * when all are done. Within, numbers below the normal range are 0 (a denormal exp2 costs 220 cycles on some
  * processors) and rounding is to nearest, whatever the caller's mode; the caller's mode comes back. */
 void fb__team_run(fb__team team, int64_t count, fb__task task, const void *context);
 
-/* The same for `queues` queues of `each` tasks that share what they read: index = queue * each + place in it. A
- * thread stays with a queue as long as it lasts, so that its caches keep what is shared; then it helps with
+/* The same for `queues` queues of `each` tasks that share what they read: index = queue * each + place in it.
+ * A thread stays with a queue as long as it lasts, so that its caches keep what is shared; then it helps with
  * the others. */
 void fb__team_run_queues(fb__team team, int64_t queues, int64_t each, fb__task task, const void *context);
 

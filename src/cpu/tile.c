@@ -96,7 +96,8 @@ bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_
         covered = block_mask_covers(c, block, k0, nk);
     if (!covered)
         return false;
-    tile->partial = tile->rows > nk || covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) || block->inner.lo > k0 || block->inner.hi < k0 + nk;
+    tile->partial = tile->rows > nk || covered == 1 || fb__has(c->p, FB_MASK | FB_BIAS) ||
+                    block->inner.lo > k0 || block->inner.hi < k0 + nk;
     tile->banded = tile->partial && !fb__has(c->p, FB_MASK | FB_BIAS | FB_BLOCK_MASK);
     for (int p = 0; p < FB__BR / FB__PANEL; p++)
         panel_ranges(block, p * FB__PANEL, step, tile, &tile->panel[p], &tile->whole[p]);
@@ -149,7 +150,9 @@ double fb__pack_factor(const fb__call *c) {
 }
 
 /* What is missing in a tile of products, and in one of scores. */
-static double product_factor(const fb__call *c) { return fb__scale_in_exponent(c->p) ? fabs(c->p->d.scale) : 1; }
+static double product_factor(const fb__call *c) {
+    return fb__scale_in_exponent(c->p) ? fabs(c->p->d.scale) : 1;
+}
 
 double fb__score_factor(const fb__call *c) {
     return c->p->d.softcap > 0 || fb__has(c->p, FB_BIAS) ? 1 : product_factor(c);

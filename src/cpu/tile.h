@@ -19,7 +19,7 @@ typedef struct fb__tile {
 /* Keys k0 ... k0 + nk - 1 against the block; false when no cell counts. */
 bool fb__tile_init(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__tile *tile);
 
-/* Scratch tiles of nk x n_pad, and two vectors, that masks and biases are made in; room for one pack. */
+/* Scratch tiles of rows x n_pad, and two vectors, that masks and biases are made in; room for one pack. */
 typedef struct fb__mask_scratch {
     void *keep, *bias, *derivative;
     void *lo, *hi;

@@ -90,10 +90,10 @@ static fb__tile whole(const fb__call *c, const fb__block *block) {
 static fb__operand operand(const fb__call *c, const fb__block *block, bool value, const scratch *x) {
     const fb_desc *d = &c->p->d;
     if (value)
-        return fb__key_rows_operand(c, &block->seq, block->kv, c->io->v, d->v, 0, block->seq.len_k, d->head_dim_v,
-                                c->s->dv_pad, x->v);
+        return fb__key_rows_operand(c, &block->seq, block->kv, c->io->v, d->v, 0, block->seq.len_k,
+                                    d->head_dim_v, c->s->dv_pad, x->v);
     return fb__key_rows_operand(c, &block->seq, block->kv, c->io->k, d->k, 0, block->seq.len_k, d->head_dim,
-                            c->s->d_pad, x->k);
+                                c->s->d_pad, x->k);
 }
 
 /* S of the block, after softcap and bias; leaves the keep tile. */
@@ -211,7 +211,8 @@ void fb__unfused_backward(fb__call *c) {
     fb__backward_delta_run(c);
     fb__dbias_begin(c);
     /* Blocks may share cells of dbias, so with it they run one after the other. */
-    fb__team_run(fb__has(c->p, FB_DBIAS) ? (fb__team){.threads = 1} : c->team, c->s->slots * c->p->d.heads_kv, gradient_task, c);
+    fb__team_run(fb__has(c->p, FB_DBIAS) ? (fb__team){.threads = 1} : c->team, c->s->slots * c->p->d.heads_kv,
+                 gradient_task, c);
     fb__team_run(c->team, c->p->d.batch * c->p->d.heads_kv, keys_task, c);
     fb__dbias_end(c);
     fb__dsinks_run(c);

@@ -27,7 +27,7 @@ BACKENDS = {"src/cpu"}
 LIBC = set("""assert ctype errno fenv float inttypes limits math setjmp signal stdarg stdatomic stdbool stddef stdint
     stdio stdlib string time fcntl getopt pthread regex sched strings unistd sys/mman sys/resource sys/stat sys/time
     sys/types sys/utsname sys/wait""".split())
-CPU = {"omp", "immintrin", "cpuid"}
+CPU = {"omp", "immintrin", "arm_neon", "cpuid", "sys/auxv", "sys/syscall", "sys/sysctl"}
 SYSTEM = {  # headers of the system, for folders that may use others than libc's
     "src/shared": set(),
     "src/cpu": LIBC | CPU,

@@ -14,7 +14,7 @@ PLANTED = {
     "the backward drops its mask": (
         "src/cpu/gradients.c", "fb__tile_select(c, block, tile, m, s, 0);", ";"),
     "the forward drops its mask": (
-        "src/cpu/forward.c", "fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);", ";"),
+        "src/cpu/forward.c", "fb__tile_select(c, block, tile, &x->mask, x->s, -HUGE_VAL);", ";"),
     "query heads read the wrong group": (
         "src/cpu/block.c", "kv * g + (c->s->stacked ? first / len : t % g);",
         "c->s->stacked ? kv * g + first / len : t % g * c->p->d.heads_kv + kv;"),

@@ -226,6 +226,11 @@ static void check_strips(const fb__pairs *pairs) {
         lane_fill(&given, j, FRESH);
         softmax(pairs, &given, heights[round % 4], &second);
         assert_false(second.said);
+        /* And none is to come: there is nothing to raise m to, but P is 0 if the strips count. */
+        lane_fill(&given, j, EMPTY);
+        softmax(pairs, &given, heights[round % 4], &second);
+        for (int64_t i = 0; second.said && i < given.rows; i++)
+            assert_true(second.l[j] == 0 && second.p[i][j] == 0);
     }
 }
 
@@ -267,9 +272,11 @@ static void check_gradient(const fb__pairs *pairs) {
             const int64_t one = whole(0, rows - 1);
             for (int64_t r = 0; r < rows; r++)
                 s[r * row + j] = given.s[r][j], dp[r * row + j] = (float)between(-9, 9);
-            s[one * row + j] = given.m[j];
-            /* none; the maximum as it is, for P = 1; anything above */
-            lse[j] = j % 7 == 3 ? HUGE_VALF : factor * given.m[j] + (j % 7 == 4 ? 0 : (float)between(1, 6));
+            /* lse of nothing; lse that is the maximum, for P = 1, also where its last bit is large; any other
+             */
+            s[one * row + j] = j % 7 == 4 ? (float)between(1e6, 4e6) : given.m[j];
+            lse[j] = factor * s[one * row + j] + (j % 7 == 4 || j % 7 == 5 ? 0 : (float)between(1, 6));
+            lse[j] = j % 7 == 3 ? HUGE_VALF : lse[j];
             delta[j] = (float)between(-5, 5);
         }
         RUN(pairs, pairs->gradient(rows, n, s, dp, row, (double)factor, lse, delta, &to, to_row));

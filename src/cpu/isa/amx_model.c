@@ -20,7 +20,8 @@ static void model_store(const tile *t, void *base, ptrdiff_t row_bytes) {
 
 /* One of 16 lanes of bf16 pairs as floats; numbers below the normal range are 0. */
 static __m512 half_of(__m512i pairs, bool high) {
-    __m512i x = high ? _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(pairs, 16);
+    __m512i x =
+        high ? _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(pairs, 16);
     return (__m512)x;
 }
 

@@ -17,9 +17,10 @@
  * degrees 5, 4 and 3 (own Remez fits); vscalefps floors x itself, gives 0 for -inf and handles both ends of
  * the range. */
 INLINE __m512 exp2_512(const int degree, __m512 x) {
-    static const float q[3][5] = {{0.0770670399f, 0.227644995f, 0.695116758f},
-                                  {0.0134266838f, 0.0522424728f, 0.241280198f, 0.693044841f},
-                                  {0.00186713005f, 0.00901703071f, 0.0557999127f, 0.240164444f, 0.693151295f}};
+    static const float q[3][5] = {
+        {0.0770670399f, 0.227644995f, 0.695116758f},
+        {0.0134266838f, 0.0522424728f, 0.241280198f, 0.693044841f},
+        {0.00186713005f, 0.00901703071f, 0.0557999127f, 0.240164444f, 0.693151295f}};
     const float *c = q[degree - 3];
     __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), p = _mm512_set1_ps(c[0]);
     UNROLL for (int i = 1; i < degree; i++) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c[i]));

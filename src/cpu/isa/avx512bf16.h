@@ -15,14 +15,14 @@
 #define ZIP_INDEX(base) ZIP_EIGHT(base, 0), ZIP_EIGHT(base, 4), ZIP_EIGHT(base, 8), ZIP_EIGHT(base, 12)
 static const int16_t zip_low[32] __attribute__((aligned(64))) = {ZIP_INDEX(0)};
 static const int16_t zip_high[32] __attribute__((aligned(64))) = {ZIP_INDEX(16)};
-#define ZIP(a, b, order)                                                                                     \
-    ((I)_mm512_permutex2var_epi16((__m512i)(a), _mm512_load_si512(order), (__m512i)(b)))
+#define ZIP(a, b, order) ((I)_mm512_permutex2var_epi16((__m512i)(a), _mm512_load_si512(order), (__m512i)(b)))
 #define ZIP_LOW(a, b) ZIP(a, b, zip_low)
 #define ZIP_HIGH(a, b) ZIP(a, b, zip_high)
 
 #define ROW(a, b) ((I)_mm512_cvtne2ps_pbh((__m512)(b), (__m512)(a)))
-static const int16_t pair_order[32] __attribute__((aligned(64))) = {
-    0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+static const int16_t pair_order[32]
+    __attribute__((aligned(64))) = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 #define PAIR(a, b) ((I)_mm512_permutexvar_epi16(_mm512_load_si512(pair_order), (__m512i)ROW(a, b)))
 
 #define T float

@@ -133,7 +133,8 @@ typedef struct fb__pairs {
     const char *isa, *tiles;
     int step;  /* k of gemm, and rows of cells, are multiples of this; so is m, or of strip */
     int strip; /* rows of S to make and use at a time, while they are near */
-    int lanes; /* n of gemm, cols_pad and lanes are multiples of this, to_row and rows_pad of pack_columns too */
+    int lanes; /* n of gemm, cols_pad and lanes are multiples of this, to_row and rows_pad of pack_columns too
+                */
 
     /* Around every region in which a thread calls gemm. */
     void (*enter)(void);
