@@ -219,7 +219,7 @@ static fb__ahead ahead_of(const fb__call *c, const task *t, const keys_at_hand *
                           const fb__block *next, int64_t i) {
     const fb_desc *d = &c->p->d;
     const int64_t kb = key_block(c, keys, i), kb_next = key_block(c, keys, i + 1);
-    fb__ahead ahead = {.parts = 0};
+    fb__ahead ahead = {.lines = FB__AHEAD_LINES};
     fb__ahead_block(c, next, c->io->q, d->q, d->head_dim, &ahead);
     fb__ahead_block(c, next, c->io->dout, d->dout, d->head_dim_v, &ahead);
     if (first_keys(c, t, keys))

@@ -200,15 +200,6 @@ fb__operand fb__key_columns_operand(const fb__call *c, const fb__seq *seq, int64
     return (fb__operand){pack, FB__BC};
 }
 
-fb__operand fb__columns_of(const fb__call *c, fb__operand rows, int64_t nk, int64_t cols, int64_t cols_pad,
-                           void *pack) {
-    const void *at[FB__BC];
-    for (int64_t r = 0; r < nk; r++)
-        at[r] = fb__operand_at(c, rows.at, r * rows.row);
-    c->s->pairs->pack_columns(nk, fb__round_up(nk, c->s->pairs->lanes), cols, cols_pad, at, pack, FB__BC);
-    return (fb__operand){pack, FB__BC};
-}
-
 void fb__lanes_pack(const fb__call *c, const fb__block *block, fb_ref ref, fb_strides s, int64_t cols,
                     int64_t cols_pad, double factor, void *pack) {
     void *at[FB__BR];
@@ -282,4 +273,13 @@ void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides s,
     int64_t kv, t = block_find(c, index, &seq, &kv);
     block_place(c, &seq, kv, t, &block);
     fb__ahead_block(c, &block, ref, s, cols, ahead);
+}
+
+void fb__fetch_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides s, int64_t k0,
+                    int64_t nk, int64_t cols) {
+    fb__ahead ahead = {.parts = 0};
+    fb__ahead_keys(c, seq, kv, ref, s, k0, nk, cols, &ahead);
+    for (int64_t r = 0; ahead.parts && r < ahead.part[0].rows; r++)
+        for (int64_t i = 0; i < ahead.part[0].bytes; i += 64)
+            __builtin_prefetch(ahead.part[0].at + r * ahead.part[0].step + i, 0, 2);
 }

@@ -150,10 +150,6 @@ fb__operand fb__key_rows_pack(const fb__call *c, const fb__seq *seq, int64_t kv,
                               fb_strides strides, int64_t k0, int64_t nk, int64_t cols, int64_t cols_pad,
                               void *pack);
 
-/* From rows of bf16 to columns. */
-fb__operand fb__columns_of(const fb__call *c, fb__operand rows, int64_t nk, int64_t cols, int64_t cols_pad,
-                           void *pack);
-
 /* Rows of a block in a tensor of q's shape. lanes: one lane each, for products that sum over `cols`; made in
  * `pack`, times a factor that is 1 or -1 where operands are bf16. rows: [lane][cols_pad], for products that
  * sum over lanes. */
@@ -174,6 +170,10 @@ void fb__ahead_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref re
                     int64_t k0, int64_t nk, int64_t cols, fb__ahead *ahead);
 void fb__ahead_index(const fb__call *c, int64_t index, fb_ref ref, fb_strides strides, int64_t cols,
                      fb__ahead *ahead);
+
+/* Asks for rows of a tensor of k's shape now. */
+void fb__fetch_keys(const fb__call *c, const fb__seq *seq, int64_t kv, fb_ref ref, fb_strides strides,
+                    int64_t k0, int64_t nk, int64_t cols);
 
 /* Bytes of arrays of T, and of operands, rounded up to whole cache lines. */
 size_t fb__t_bytes(const fb__cpu_state *s, int64_t count);

@@ -17,7 +17,7 @@
 #include <string.h>
 
 typedef struct scratch {
-    void *q, *o, *s, *cells, *k, *v, *v_rows;
+    void *q, *o, *s, *cells, *k, *v;
     void *m, *l, *alpha, *sinks, *lse;
     fb__mask_scratch mask;
     size_t bytes;
@@ -26,8 +26,7 @@ typedef struct scratch {
 /* The thread's arrays, one behind the other; base NULL only counts. */
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
-    bool bias = fb__has(p, FB_MASK | FB_BIAS),
-         pack = state->stacked || (!state->native && !state->shared_keys);
+    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native && !state->shared_keys;
     bool pairs = state->pairs;
     struct {
         void **to;
@@ -38,7 +37,6 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
                   {&x.cells, pairs ? FB__BC * FB__BR / 2 : 0},
                   {&x.k, pack ? FB__BC * state->d_pad : 0},
                   {&x.v, pack ? FB__BC * state->dv_pad : 0},
-                  {&x.v_rows, pack && pairs ? FB__BC * state->dv_pad / 2 : 0},
                   {&x.mask.clean, pairs ? FB__BC * state->dv_pad / 2 : 0},
                   {&x.mask.keep, FB__BC * FB__BR},
                   {&x.mask.bias, bias ? FB__BC * FB__BR : 0},
@@ -102,14 +100,13 @@ static void pack_keys_task(const void *context, int64_t index, int thread) {
                             to + fb__operand_bytes(c->s, FB__BC * c->s->d_pad));
 }
 
-/* K and V of a tile: packed ahead, in place, or packed now. Few queries read each key once, as fast as memory
- * brings it, so they copy it first: a stream of whole rows is what memory is fastest at. */
+/* K and V of a tile: packed ahead, in place, or packed now. */
 static fb__operand key_of(const fb__call *c, const fb__block *block, const fb__tile *tile, const scratch *x) {
+    const fb_desc *d = &c->p->d;
     if (c->s->shared_keys)
         return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0), c->s->d_pad};
-    return (c->s->stacked ? fb__key_rows_pack : fb__key_rows_operand)(c, &block->seq, block->kv, c->io->k,
-                                                                      c->p->d.k, tile->k0, tile->nk,
-                                                                      c->p->d.head_dim, c->s->d_pad, x->k);
+    return fb__key_rows_operand(c, &block->seq, block->kv, c->io->k, d->k, tile->k0, tile->nk, d->head_dim,
+                                c->s->d_pad, x->k);
 }
 
 static fb__operand value_of(const fb__call *c, const fb__block *block, const fb__tile *tile,
@@ -119,11 +116,6 @@ static fb__operand value_of(const fb__call *c, const fb__block *block, const fb_
         return (fb__operand){keys_at(c, &block->seq, block->kv, tile->k0) +
                                  fb__operand_bytes(c->s, FB__BC * c->s->d_pad),
                              c->s->pairs ? FB__BC : c->s->dv_pad};
-    if (c->s->stacked) {
-        fb__operand rows = fb__key_rows_pack(c, &block->seq, block->kv, c->io->v, d->v, tile->k0, tile->nk,
-                                             d->head_dim_v, c->s->dv_pad, c->s->pairs ? x->v_rows : x->v);
-        return c->s->pairs ? fb__columns_of(c, rows, tile->nk, d->head_dim_v, c->s->dv_pad, x->v) : rows;
-    }
     return fb__key_columns_operand(c, &block->seq, block->kv, c->io->v, d->v, tile->k0, tile->nk,
                                    d->head_dim_v, c->s->dv_pad, x->v);
 }
@@ -165,6 +157,24 @@ static bool weights(const fb__call *c, const fb__block *block, const fb__tile *t
 
 /* ---- A task ---- */
 
+/* Few queries finish a tile sooner than memory brings the next one, so that the one after it is asked for:
+ * piece by piece by products of T, at once where those of bf16 are too short for it. */
+static fb__ahead look_ahead(const fb__call *c, const fb__block *block, int64_t k0, int64_t end) {
+    const fb_desc *d = &c->p->d;
+    const int64_t next = k0 + (c->s->pairs ? 2 : 1) * FB__BC, nk = fb__min(FB__BC, end - next);
+    fb__ahead ahead = {.lines = 1};
+    if (c->s->pairs) {
+        fb__fetch_keys(c, &block->seq, block->kv, c->io->k, d->k, next, nk, d->head_dim);
+        fb__fetch_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v);
+        return ahead;
+    }
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, next, nk, d->head_dim, &ahead);
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v, &ahead);
+    for (int i = 0; i < ahead.parts; i++)
+        ahead.lines += (int)(fb__ceil(ahead.part[i].bytes, 64) * nk / (FB__BC + d->head_dim_v));
+    return ahead;
+}
+
 /* O, m and l of the block over keys [lo, hi). */
 static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb__ahead *ahead,
                    const scratch *x) {
@@ -177,6 +187,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
         fb__put(c, x->l, r, 0);
     }
     bool first = true;
+    fb__ahead due;
     keys.lo = fb__max(keys.lo, block->keys.lo / FB__BC * FB__BC);
     keys.hi = fb__min(keys.hi, block->keys.hi);
     for (int64_t k0 = keys.lo; k0 < keys.hi; k0 += FB__BC) {
@@ -184,6 +195,10 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
         fb__tile tile;
         if (!fb__tile_init(c, block, k0, nk, &tile))
             continue;
+        if (c->s->stacked) {
+            due = look_ahead(c, block, k0, keys.hi);
+            ahead = &due;
+        }
         fb__operand key = key_of(c, block, &tile, x), value = value_of(c, block, &tile, x);
         if (weights(c, block, &tile, key, ahead, x) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
@@ -220,7 +235,7 @@ static fb__range chunk_keys(const fb__call *c, int64_t len_k, int64_t part) {
 /* What the block's products pull while they run: its rows of out, the next block's q, and the keys that that
  * one is the first to see under a causal mask. With several threads none knows which block it gets next. */
 static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t index) {
-    fb__ahead ahead = {.parts = 0};
+    fb__ahead ahead = {.lines = FB__AHEAD_LINES};
     if (c->s->forward_chunks > 1 || c->team.threads > 1)
         return ahead;
     const fb_desc *d = &c->p->d;

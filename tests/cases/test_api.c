@@ -101,7 +101,9 @@ static void s0_unknown_environment_values_are_reported(void **state) {
     const struct {
         const char *name, *value, *expected;
     } rows[] = {{"FLASHBACK_ROUTE", "flash", "auto | fused | vector | unfused | reference"},
-                {"FLASHBACK_ISA", "sse9", "scalar | baseline | bfdot | avx2 | avx512 | avx512bf16 | amx_model | amx"},
+                {"FLASHBACK_ISA", "sse9",
+                 "scalar | baseline | bfdot | avx2 | avx512 | "
+                 "avx512bf16 | amx_model | amx"},
                 {"FLASHBACK_FUSED_MIN_LEN", "many", "whole number"},
                 {"FLASHBACK_FUSED_MIN_LEN", "-5", "whole number"},
                 {"FLASHBACK_SCORE_BYTES_MAX", "4GB", "whole number"}};

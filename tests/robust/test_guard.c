@@ -64,7 +64,10 @@ static bool present(const char *isa) {
     char *line = strstr(info, "cpu instruction sets: ");
     assert_non_null(line);
     line[strcspn(line, "\n")] = 0;
-    return strstr(line, isa) != NULL;
+    for (char *rest, *word = strtok_r(line, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        if (strcmp(word, isa) == 0)
+            return true;
+    return false;
 }
 
 static fbh_case case_of(int number, fb_dtype dtype) {

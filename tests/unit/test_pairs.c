@@ -20,7 +20,7 @@ static product product_make(const fb__pairs *pairs) {
     while (p.m % pairs->step && p.m % pairs->strip);
     if (bits() % 4 == 0)
         p.m = bits() % 2 ? pairs->strip : 64;
-    p.k = whole(1, 160 / pairs->step) * pairs->step;
+    p.k = bits() % 4 ? whole(1, 160 / pairs->step) * pairs->step : 64;
     p.n = whole(1, 160 / pairs->lanes) * pairs->lanes;
     p.a_row = p.k + whole(0, 1) * whole(0, 40);
     p.b_row = p.n + whole(0, 1) * 16 * whole(1, 3);

@@ -272,8 +272,7 @@ static void check_gradient(const fb__pairs *pairs) {
             const int64_t one = whole(0, rows - 1);
             for (int64_t r = 0; r < rows; r++)
                 s[r * row + j] = given.s[r][j], dp[r * row + j] = (float)between(-9, 9);
-            /* lse of nothing; lse that is the maximum, for P = 1, also where its last bit is large; any other
-             */
+            /* No lse; the maximum, for P = 1, also where its last bit counts; any other. */
             s[one * row + j] = j % 7 == 4 ? (float)between(1e6, 4e6) : given.m[j];
             lse[j] = factor * s[one * row + j] + (j % 7 == 4 || j % 7 == 5 ? 0 : (float)between(1, 6));
             lse[j] = j % 7 == 3 ? HUGE_VALF : lse[j];

@@ -422,7 +422,9 @@ static void test_environment_isa(void **state) {
     snprintf(kept, sizeof kept, "%s", before ? before : "");
     fb_desc d = good();
     with_environment("FLASHBACK_ISA", "avx3");
-    refused(&d, FB_INVALID, "FLASHBACK_ISA is 'avx3'", "scalar | baseline | bfdot | avx2 | avx512 | avx512bf16 | amx_model | amx");
+    refused(&d, FB_INVALID, "FLASHBACK_ISA is 'avx3'",
+            "scalar | baseline | bfdot | avx2 | avx512 | "
+            "avx512bf16 | amx_model | amx");
     with_environment("FLASHBACK_ISA", "scalar");
     accepted(&d);
     with_environment("FLASHBACK_ISA", before ? kept : NULL);

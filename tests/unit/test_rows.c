@@ -43,7 +43,9 @@ static const struct {
     {"AVX-512 without BW", {AVX2, .avx512f = true, .avx512dq = true, .avx512vl = true}, "avx2"},
     {"AVX-512 without DQ", {AVX2, .avx512f = true, .avx512bw = true, .avx512vl = true}, "avx2"},
     {"tiles without AVX512-BF16", {AVX512, .amx = true}, "avx512"},
-    {"BF16 without VL", {AVX2, .avx512f = true, .avx512bw = true, .avx512dq = true, .avx512bf16 = true}, "avx2"},
+    {"BF16 without VL",
+     {AVX2, .avx512f = true, .avx512bw = true, .avx512dq = true, .avx512bf16 = true},
+     "avx2"},
     {"AVX-512 without F", {AVX2, .avx512bw = true, .avx512dq = true, .avx512vl = true}, "avx2"},
     {"AVX2 without FMA", {.avx2 = true, .f16c = true}, "baseline"},
     {"AVX2 without F16C", {.avx2 = true, .fma = true}, "baseline"},
@@ -93,8 +95,8 @@ static void test_machines(void **state) {
             const char *want = expected(features, cap < 0 ? WORDS - 1 : cap, word);
             assert_int_equal(fb__cpu_row_choose(features, word, &row), FB_OK);
             if (strcmp(row->isa, want) != 0)
-                fail_msg("%s, FLASHBACK_ISA %s: %s, not %s", machines[m].name, word ? word : "unset", row->isa,
-                         want);
+                fail_msg("%s, FLASHBACK_ISA %s: %s, not %s", machines[m].name, word ? word : "unset",
+                         row->isa, want);
             /* Every row that this machine has, the build may lack. */
             if (cap < 0 && listed(&all, machines[m].best) && strcmp(row->isa, machines[m].best) != 0)
                 fail_msg("%s: %s, not %s", machines[m].name, row->isa, machines[m].best);
@@ -104,7 +106,7 @@ static void test_machines(void **state) {
 
 static void test_unknown_words(void **state) {
     (void)state;
-    const char *const wrong[] = {"",     "AVX2", "avx",  "avx10", "avx512 ", "avx512_bf16",
+    const char *const wrong[] = {"",     "AVX2", "avx",  "avx10", "avx512 ",  "avx512_bf16",
                                  "sse2", "neon", "auto", "0",     "amx-model"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         for (size_t m = 0; m < sizeof machines / sizeof *machines; m++) {
@@ -114,8 +116,9 @@ static void test_unknown_words(void **state) {
             assert_int_equal(fb__cpu_row_choose(&machines[m].features, wrong[i], &row), FB_INVALID);
             assert_null(row);
             assert_non_null(strstr(fb__error_text(), given));
-            assert_non_null(strstr(fb__error_text(), "scalar | baseline | bfdot | avx2 | avx512 | avx512bf16 | "
-                                                         "amx_model | amx"));
+            assert_non_null(strstr(fb__error_text(),
+                                   "scalar | baseline | bfdot | avx2 | avx512 | avx512bf16 | "
+                                   "amx_model | amx"));
         }
 }
 

@@ -17,10 +17,9 @@ enum { FB__U8 = 16 };
 /* Row numbers below this are exact in every T. */
 #define FB__RANGE_ROWS ((int64_t)1 << 24)
 
-/* Memory that products pull into the second-level cache while they compute, FB__AHEAD_LINES lines of it with
- * every row of C: rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly,
- * since the buffers for lines on their way are the ones that the product's own loads need (bench/SPEED.md).
- */
+/* Memory that products pull into the second-level cache while they compute, `lines` lines of it with every
+ * row of C: rectangles of `rows` rows, `bytes` wide and `step` apart, one after the other. Slowly, since the
+ * buffers for lines on their way are the ones that the product's own loads need (bench/SPEED.md). */
 enum { FB__AHEAD_PARTS = 8, FB__AHEAD_LINES = 2 };
 typedef struct fb__ahead {
     struct {
@@ -30,6 +29,7 @@ typedef struct fb__ahead {
     } part[FB__AHEAD_PARTS];
     int parts, next; /* how many there are; the one that is being pulled */
     int64_t done;    /* bytes of its current row */
+    int lines;
 } fb__ahead;
 
 typedef struct fb__kernels {
@@ -158,7 +158,7 @@ typedef struct fb__pairs {
     /* From S to P, in pairs, an even number of rows. m lags behind the maximum of S: it is raised to it only
      * in lanes where factor * (S - m) would exceed FB__HEADROOM ln 2, so that O has to be scaled seldom. What
      * a lane gets is the same either way: softmax raises m first, as in fb__kernels. softmax_strip does not;
-     * if it returns false, some lane's m must be raised, and l and p are void. */
+     * if it returns false, some lane's m must be raised or is -inf, and l and p are void. */
     bool (*softmax)(int64_t rows, int64_t n, const void *s, ptrdiff_t s_row, double factor, void *m, void *l,
                     void *alpha, void *p, ptrdiff_t p_row);
     bool (*softmax_strip)(int64_t rows, int64_t n, const void *s, ptrdiff_t s_row, double factor,
