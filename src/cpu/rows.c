@@ -16,6 +16,7 @@
 #endif
 
 #define KERNELS(isa) &fb__kernels_##isa##_32, &fb__kernels_##isa##_64
+#define PAIRS(isa) &fb__pairs_##isa##_32
 #define DECLARE(isa) extern const fb__kernels fb__kernels_##isa##_32, fb__kernels_##isa##_64;
 DECLARE(scalar)
 DECLARE(baseline)
@@ -58,9 +59,9 @@ static const char *const words[] = {"amx",  "amx_model", "avx512bf16", "avx512",
 static const fb__cpu_row rows[] = {
 /* clang-format off */
 #ifdef FB_HAVE_AVX512BF16
-    {"amx",        has_amx,        always,   KERNELS(avx512), &fb__pairs_amx_32,        "bench/SPEED.md, bf16"},
-    {"amx_model",  has_avx512bf16, never,    KERNELS(avx512), &fb__pairs_amx_model_32,  "for tests"},
-    {"avx512bf16", has_avx512bf16, fast_dot, KERNELS(avx512), &fb__pairs_avx512bf16_32, "bench/SPEED.md, bf16"},
+    {"amx",        has_amx,        always,   KERNELS(avx512), PAIRS(amx),        "bench/SPEED.md, bf16"},
+    {"amx_model",  has_avx512bf16, never,    KERNELS(avx512), PAIRS(amx_model),  "for tests"},
+    {"avx512bf16", has_avx512bf16, fast_dot, KERNELS(avx512), PAIRS(avx512bf16), "bench/SPEED.md, bf16"},
 #endif
 #ifdef FB_HAVE_AVX512
     {"avx512",     has_avx512, always, KERNELS(avx512),   NULL, "bench/SPEED.md, instruction sets"},
@@ -69,7 +70,7 @@ static const fb__cpu_row rows[] = {
     {"avx2",       has_avx2,   always, KERNELS(avx2),     NULL, "bench/SPEED.md, instruction sets"},
 #endif
 #ifdef FB_HAVE_BFDOT
-    {"bfdot",      has_bfdot,  always, KERNELS(baseline), &fb__pairs_bfdot_32, "not measured"},
+    {"bfdot",      has_bfdot,  always, KERNELS(baseline), PAIRS(bfdot), "not measured"},
 #endif
     {"baseline",   always,     always, KERNELS(baseline), NULL, "bench/SPEED.md, instruction sets"},
     {"scalar",     always,     always, KERNELS(scalar),   NULL, "bench/SPEED.md, instruction sets"},

@@ -145,7 +145,7 @@ typedef struct fb__pairs {
                  ptrdiff_t b_row, void *c, ptrdiff_t c_row, bool add, fb__ahead *ahead);
 
     /* Packs `rows` rows of `cols` elements, each at its own address; what is not there is 0.
-     * pack_lanes: row r becomes lane r of to[cols_pad / 2][n][2], with the other sign if `negate`.
+     * pack_lanes: row r becomes lane r of to[cols_pad / 2][n][2], with the other sign (0 too) if `negate`.
      * pack_rows: to[rows_pad / 2][cols_pad][2]. pack_columns: to[cols_pad][to_row], the transpose. */
     void (*pack_lanes)(int64_t rows, int64_t n, int64_t cols, int64_t cols_pad, const void *const *from,
                        bool negate, void *to);
