@@ -56,6 +56,7 @@ static const char *const rows[] = {
     LOW ".b1h2k1.q{5,19}k21.d" D_ALL ".causal",
     "{f32,bf16}.b1h2k1.q17k21.d" D_ALL ".padded",
     LOW ".b1h2k1.q{8,37}k{8,41}.d" D_PAIRS "{,.causal}",
+    ALL ".b1h8k1.q{8,40}k{50,98}.d{128,192v128}{,.acc}",
     "f64.b1h2k1.q9k21.d{1,3,8,59,64,128,257}.causal",
 
     /* Lengths around the edges of tiles. */

@@ -10,8 +10,8 @@
 typedef struct fb__backend {
     fb_device device;
 
-    /* Can this problem be computed here, on the route it asks for? Nothing changes but what the
-     * process may use (AMX is asked for); the reason goes to fb__error. */
+    /* Can this problem be computed here, on the route it asks for? No side effects; the reason goes to
+     * fb__error. */
     fb_status (*check)(const fb__problem *problem);
 
     /* Chooses rows, compiles, computes the workspace. *state is the backend's own, constant from here on. */

@@ -159,15 +159,26 @@ static void strips(const fb__call *c, const task *t, const fb__block *block, con
     const fb__operand key = t->key[j].rows, value = t->key[j].value;
     const int64_t n = block->n_pad, d = c->s->d_k, dv = c->s->dv_k;
     const bool wide = d + dv > 192;
-    const int64_t width = wide ? FB__PANEL : n, step = fb__min(wide ? FB__PANEL : pairs->strip, tile->rows);
-    for (int64_t lane = 0; lane < n; lane += width)
-        for (int64_t r = 0; r < tile->rows; r += step) {
-            pairs->gemm(step, width, d, fb__operand_at(c, key.at, r * key.row), key.row,
+    const int64_t most_lanes = wide ? FB__PANEL : n, most_rows = wide ? FB__PANEL : pairs->strip;
+    for (int64_t lane = 0; lane < n; lane += most_lanes)
+        for (int64_t r = 0; r < tile->rows; r += most_rows) {
+            const int64_t width = fb__min(most_lanes, n - lane), rows = fb__min(most_rows, tile->rows - r);
+            pairs->gemm(rows, width, d, fb__operand_at(c, key.at, r * key.row), key.row,
                         fb__tc(c, x->q_lanes, lane), n, x->s, width, false, NULL);
-            pairs->gemm(step, width, dv, fb__operand_at(c, value.at, r * value.row), value.row,
+            pairs->gemm(rows, width, dv, fb__operand_at(c, value.at, r * value.row), value.row,
                         fb__tc(c, x->do_lanes, lane), n, x->dp, width, false, NULL);
-            fb__strip_gradient(c, block, (fb__strip){r, step, lane, width}, x->s, x->dp, cells);
+            fb__strip_gradient(c, block, (fb__strip){r, rows, lane, width}, x->s, x->dp, cells);
         }
+}
+
+/* Lanes of padding have a Q of 0, and P and dS of NaN beside an infinite K. dK and dV sum over lanes. */
+static void clear_padding(const fb__block *block, const fb__tile *tile, const fb__cells *cells) {
+    const int64_t n = block->n_pad;
+    const size_t bytes = (size_t)(n - block->n) * sizeof(uint16_t);
+    for (int64_t r = 0; bytes && r < tile->rows; r++) {
+        memset((uint16_t *)cells->p + r * n + block->n, 0, bytes);
+        memset((uint16_t *)cells->ds + r * n + block->n, 0, bytes);
+    }
 }
 
 static void tile_gradient(const fb__call *c, const task *t, const fb__block *block, const block_rows *rows,
@@ -185,6 +196,8 @@ static void tile_gradient(const fb__call *c, const task *t, const fb__block *blo
         fb__tile_scores(c, block, tile, &x->mask, x->s, true);
         fb__tile_gradient(c, block, tile, &x->mask, x->s, x->dp, cells);
     }
+    if (cells)
+        clear_padding(block, tile, cells);
     if (!fb__has(c->p, FB_NO_DV))
         fb__tile_rows_product(c, block, tile, p, &x->mask, rows->dout, c->s->dv_pad, dv_at(c, t, kb, j),
                               ahead);
@@ -325,6 +338,7 @@ static void write_keys(const fb__call *c, const task *t, const keys_at_hand *key
 
 static void write_dq(const fb__call *c, const fb__block *block, void *dq) {
     void *rows[FB__BR];
+    fb__clear_empty_rows(c, block, dq);
     fb__block_rows(c, block, c->io->dq, c->p->d.dq, rows);
     c->s->k->unpack_lanes(block->n, block->n_pad, c->p->d.head_dim, dq, NULL, c->p->d.scale, rows, c->s->type,
                           fb__has(c->p, FB_ACCUMULATE));

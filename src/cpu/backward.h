@@ -19,6 +19,8 @@ void fb__backward_run(fb__call *call);
 void fb__backward_delta_run(fb__call *call);
 /* That of one block; `scratch` has room for two packs of rows. */
 void fb__backward_delta_block(const fb__call *call, const fb__block *block, char *scratch);
+/* dQ (lanes) of rows that take no part becomes 0: dS is 0 there, but K may be infinite. */
+void fb__clear_empty_rows(const fb__call *call, const fb__block *block, void *dq);
 void fb__tile_gradient(const fb__call *call, const fb__block *block, const fb__tile *tile,
                        const fb__mask_scratch *m, void *s, void *dp, const fb__cells *cells);
 /* The same in bf16 for part of a tile where all cells count and nothing is added to scores: rows and lanes of

@@ -21,6 +21,7 @@ typedef struct fb__cpu_state {
     const fb__cpu_row *row;
     const fb__kernels *k;
     const fb__pairs *pairs; /* operands of products are bf16; NULL: they are T */
+    bool refused;           /* the system does not permit the row's pairs */
     fb_route route;
     bool stacked; /* vector route */
     int type;     /* element type of the tensors, for packs */

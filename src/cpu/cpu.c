@@ -165,17 +165,31 @@ static void group(fb__cpu_state *s, const fb__problem *p) {
                  s->together * s->key_blocks < s->key_slots * heads;
 }
 
+/* The row, its kernels, and whether products take bf16: not on the unfused route, nor with scales that have
+ * to be multiplied into Q. With `ask` the system is asked for what they need; if it refuses, the next row is
+ * taken. */
+static fb_status choose_kernels(fb__cpu_state *s, const fb__problem *p, bool ask) {
+    const char *cap = fb__env_get(FB__ENV_FLASHBACK_ISA);
+    const bool bf16 =
+        p->d.dtype == FB_BF16 && (s->route == FB_FUSED || s->route == FB_VECTOR) && fb__scale_in_exponent(p);
+    fb__features features = fb__features_here();
+    FB_TRY(fb__cpu_row_choose(&features, cap, &s->row));
+    if (bf16 && ask && s->row->permitted && !s->row->permitted()) {
+        s->refused = true;
+        features.amx = false;
+        FB_TRY(fb__cpu_row_choose(&features, cap, &s->row));
+    }
+    s->pairs = bf16 ? s->row->pairs : NULL;
+    s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
+    return FB_OK;
+}
+
 /* Everything but the layout of the workspace. */
-static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
-    const fb__features features = fb__features_here();
+static fb_status decide(fb__cpu_state *s, const fb__problem *p, bool ask) {
     if (p->d.index != 0)
         return fb__error(FB_NO_DEVICE, "desc.index is %d, but the CPU is one device: 0", p->d.index);
-    FB_TRY(fb__cpu_row_choose(&features, fb__env_get(FB__ENV_FLASHBACK_ISA), &s->row));
     FB_TRY(fb__route_choose(p, &s->route));
-    s->k = p->d.dtype == FB_F64 ? s->row->f64 : s->row->f32;
-    /* The unfused route and scales that have to be multiplied into Q stay with f32. */
-    if (p->d.dtype == FB_BF16 && (s->route == FB_FUSED || s->route == FB_VECTOR) && fb__scale_in_exponent(p))
-        s->pairs = s->row->pairs;
+    FB_TRY(choose_kernels(s, p, ask));
     s->stacked = s->route == FB_VECTOR;
     s->type = (int)p->d.dtype;
     s->native = p->d.dtype == FB_F32 || p->d.dtype == FB_F64;
@@ -189,14 +203,14 @@ static fb_status decide(fb__cpu_state *s, const fb__problem *p) {
 
 static fb_status check(const fb__problem *p) {
     fb__cpu_state s = {0};
-    return decide(&s, p);
+    return decide(&s, p, false);
 }
 
 static fb_status prepare(const fb__problem *p, void **state, size_t *workspace) {
     fb__cpu_state *s = calloc(1, sizeof *s);
     if (!s)
         return fb__error(FB_MEMORY, "no memory for a plan (%zu bytes)", sizeof *s);
-    fb_status status = decide(s, p);
+    fb_status status = decide(s, p, true);
     if (status != FB_OK) {
         free(s);
         return status;
@@ -228,6 +242,10 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                      "kernels: cpu %s, %s arithmetic, %d lanes, register tiles (rows x vectors)%s [%s]\n",
                      s->k->isa, s->k->size == 8 ? "f64" : "f32", s->k->lanes, s->k->tiles,
                      s->row->pairs ? "bench/SPEED.md, instruction sets" : s->row->measured);
+    if (s->refused)
+        fb__text_add(
+            text, "  amx: passed over, the system does not permit tiles (arch_prctl); a thread's alternate "
+                  "signal stack may be too small for them\n");
     if (s->pairs)
         fb__text_add(text, "conversion: none of q, k, v and dout; P and dS are rounded to bf16 once\n");
     else if (!s->native)

@@ -128,13 +128,14 @@ static fb__operand value_of(const fb__call *c, const fb__block *block, const fb_
 static bool strips(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand key,
                    const scratch *x) {
     const fb__pairs *pairs = c->s->pairs;
-    const int64_t n = block->n_pad, step = fb__min(pairs->strip, tile->rows);
+    const int64_t n = block->n_pad;
     float before[FB__BR];
     memcpy(before, x->l, sizeof before);
-    for (int64_t r = 0; r < tile->rows; r += step) {
-        pairs->gemm(step, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q, n, x->s, n,
+    for (int64_t r = 0; r < tile->rows; r += pairs->strip) {
+        const int64_t rows = fb__min(pairs->strip, tile->rows - r);
+        pairs->gemm(rows, n, c->s->d_k, fb__operand_at(c, key.at, r * key.row), key.row, x->q, n, x->s, n,
                     false, NULL);
-        if (!pairs->softmax_strip(step, n, x->s, n, fb__score_factor(c), x->m, x->l,
+        if (!pairs->softmax_strip(rows, n, x->s, n, fb__score_factor(c), x->m, x->l,
                                   (uint16_t *)x->cells + r * n, n)) {
             memcpy(x->l, before, sizeof before);
             return false;
@@ -143,11 +144,11 @@ static bool strips(const fb__call *c, const fb__block *block, const fb__tile *ti
     return true;
 }
 
-/* From S to P; returns whether O must be multiplied by alpha. */
+/* From S to P; returns whether O must be multiplied by alpha. The first tile has no maximum yet. */
 static bool weights(const fb__call *c, const fb__block *block, const fb__tile *tile, fb__operand key,
-                    fb__ahead *ahead, const scratch *x) {
+                    bool first, fb__ahead *ahead, const scratch *x) {
     bool plain = !tile->partial && !fb__has(c->p, FB_BIAS) && c->p->d.softcap == 0;
-    if (c->s->pairs && plain && strips(c, block, tile, key, x))
+    if (c->s->pairs && plain && !first && strips(c, block, tile, key, x))
         return false;
     fb__tile_scores_product(c, block, tile, key, c->s->d_k, x->q, x->s, ahead);
     fb__tile_scores(c, block, tile, &x->mask, x->s, false);
@@ -200,7 +201,7 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
             ahead = &due;
         }
         fb__operand key = key_of(c, block, &tile, x), value = value_of(c, block, &tile, x);
-        if (weights(c, block, &tile, key, ahead, x) && !first)
+        if (weights(c, block, &tile, key, first, ahead, x) && !first)
             k->scale_lanes(d->head_dim_v, n, x->o, x->alpha);
         fb__tile_lanes_product(c, block, &tile, value, c->s->dv_k, x->cells, &x->mask, x->o, !first, ahead);
         first = false;

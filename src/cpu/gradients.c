@@ -52,6 +52,12 @@ void fb__backward_delta_block(const fb__call *c, const fb__block *block, char *s
     }
 }
 
+void fb__clear_empty_rows(const fb__call *c, const fb__block *block, void *dq) {
+    for (int64_t r = 0; r < block->n; r++)
+        for (int64_t e = 0; fb__get(c, lse_of(c, block), r) == HUGE_VAL && e < c->p->d.head_dim; e++)
+            fb__put(c, dq, e * block->n_pad + r, 0);
+}
+
 static void delta_task(const void *context, int64_t index, int thread) {
     const fb__call *c = context;
     fb__block block;

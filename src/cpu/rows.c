@@ -39,6 +39,19 @@ static bool has_avx512(const fb__features *f) {
 }
 #endif
 #ifdef FB_HAVE_AVX512BF16
+/* Linux permits tiles to a process, once and for all its threads and children. From then on alternate signal
+ * stacks must have room for them, so it is asked when a plan needs them and not before; it refuses where some
+ * thread has a smaller one. */
+static bool tiles_permitted(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    enum { ASK = 0x1023, TILE_FEATURE = 18 };
+    return syscall(SYS_arch_prctl, ASK, TILE_FEATURE) == 0;
+#else
+    return false;
+#endif
+}
+
+/* Runs only when named. */
 static bool never(const fb__features *f) {
     (void)f;
     return false;
@@ -59,21 +72,21 @@ static const char *const words[] = {"amx",  "amx_model", "avx512bf16", "avx512",
 static const fb__cpu_row rows[] = {
 /* clang-format off */
 #ifdef FB_HAVE_AVX512BF16
-    {"amx",        has_amx,        always,   KERNELS(avx512), PAIRS(amx),        "bench/SPEED.md, bf16"},
-    {"amx_model",  has_avx512bf16, never,    KERNELS(avx512), PAIRS(amx_model),  "for tests"},
-    {"avx512bf16", has_avx512bf16, fast_dot, KERNELS(avx512), PAIRS(avx512bf16), "bench/SPEED.md, bf16"},
+    {"amx",        has_amx,        always,   tiles_permitted, KERNELS(avx512), PAIRS(amx),        "bench/SPEED.md, bf16"},
+    {"amx_model",  has_avx512bf16, never,    NULL, KERNELS(avx512), PAIRS(amx_model),  "for tests"},
+    {"avx512bf16", has_avx512bf16, fast_dot, NULL, KERNELS(avx512), PAIRS(avx512bf16), "bench/SPEED.md, bf16"},
 #endif
 #ifdef FB_HAVE_AVX512
-    {"avx512",     has_avx512, always, KERNELS(avx512),   NULL, "bench/SPEED.md, instruction sets"},
+    {"avx512",     has_avx512, always, NULL, KERNELS(avx512),   NULL, "bench/SPEED.md, instruction sets"},
 #endif
 #ifdef FB_HAVE_AVX2
-    {"avx2",       has_avx2,   always, KERNELS(avx2),     NULL, "bench/SPEED.md, instruction sets"},
+    {"avx2",       has_avx2,   always, NULL, KERNELS(avx2),     NULL, "bench/SPEED.md, instruction sets"},
 #endif
 #ifdef FB_HAVE_BFDOT
-    {"bfdot",      has_bfdot,  always, KERNELS(baseline), PAIRS(bfdot), "not measured"},
+    {"bfdot",      has_bfdot,  always, NULL, KERNELS(baseline), PAIRS(bfdot), "not measured"},
 #endif
-    {"baseline",   always,     always, KERNELS(baseline), NULL, "bench/SPEED.md, instruction sets"},
-    {"scalar",     always,     always, KERNELS(scalar),   NULL, "bench/SPEED.md, instruction sets"},
+    {"baseline",   always,     always, NULL, KERNELS(baseline), NULL, "bench/SPEED.md, instruction sets"},
+    {"scalar",     always,     always, NULL, KERNELS(scalar),   NULL, "bench/SPEED.md, instruction sets"},
     /* clang-format on */
 };
 #define ROWS (int)(sizeof rows / sizeof *rows)
@@ -102,11 +115,10 @@ static bool vendor_is_amd(void) {
            r[2] == signature_AMD_ecx;
 }
 
-/* Tiles: the processor's, saved by the system, of the one shape that the kernels use, and allowed. Linux
- * gives that permission to the process, once and for all its threads and children; asking is cheap. */
+/* Tiles: the processor's, saved by the system, of the one shape that the kernels use. */
 static bool tiles_usable(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-    enum { TILE_CONFIG = 1 << 17, TILE_DATA = 1 << 18, ASK = 0x1023, TILE_FEATURE = 18 };
+    enum { TILE_CONFIG = 1 << 17, TILE_DATA = 1 << 18 };
     unsigned r[4], low, high;
     leaf7(0, r);
     if (!(r[3] >> 24 & 1) || !(r[3] >> 22 & 1) || !__get_cpuid(1, &r[0], &r[1], &r[2], &r[3]) ||
@@ -119,7 +131,7 @@ static bool tiles_usable(void) {
     if (!__get_cpuid_count(0x1d, 1, &r[0], &r[1], &r[2], &r[3]) || r[0] >> 16 != 1024 ||
         (r[1] & 0xffff) != 64 || r[1] >> 16 != 8 || (r[2] & 0xffff) != 16)
         return false;
-    return syscall(SYS_arch_prctl, ASK, TILE_FEATURE) == 0;
+    return true;
 #else
     return false;
 #endif

@@ -9,7 +9,7 @@
 /* What the processor and its operating system offer, as far as a row asks. */
 typedef struct fb__features {
     bool avx2, fma, f16c, avx512f, avx512bw, avx512dq, avx512vl, avx512bf16;
-    bool amx;      /* tiles, their bf16 products, and the system's permission to use them */
+    bool amx;      /* tiles and their bf16 products; the system may still not permit them */
     bool fast_dot; /* vdpbf16ps is faster than two fused multiply-adds */
     bool neon_bf16;
 } fb__features;
@@ -18,6 +18,7 @@ typedef struct fb__cpu_row {
     const char *isa;
     bool (*present)(const fb__features *); /* can run */
     bool (*worth)(const fb__features *);   /* and is not slower than the rows below */
+    bool (*permitted)(void);               /* asks the system for pairs; NULL: no need */
     const fb__kernels *f32, *f64;
     const fb__pairs *pairs; /* NULL: bf16 goes through f32 */
     const char *measured;   /* where the row was, for what it is best at */

@@ -154,6 +154,7 @@ static void gradient_task(const void *context, int64_t index, int thread) {
     if (fb__has(c->p, FB_NO_DQ))
         return;
     fb__tile_lanes_product(c, &block, &tile, key, d->head_dim, dp, &x.mask, x.q, false, NULL);
+    fb__clear_empty_rows(c, &block, x.q);
     fb__block_rows(c, &block, c->io->dq, d->dq, rows);
     k->unpack_lanes(block.n, block.n_pad, d->head_dim, x.q, NULL, d->scale, rows, c->s->type,
                     fb__has(c->p, FB_ACCUMULATE));

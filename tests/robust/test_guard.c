@@ -19,6 +19,8 @@
 static const char *const cases[] = {
     "b1h1k1.q1k1.d1",
     "b1h2k1.q17k21.d3.causal",
+    "b1h2k1.q40k50.d128",
+    "b1h8k1.q8k98.d192v128",
     "b2h4k2.q70k83.d40.causal",
     "b1h3k1.q5k130.d17v9.left20.right3",
     "b1h1k1.q65k129.d72v80.topleft.right2",
