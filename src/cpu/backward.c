@@ -4,17 +4,18 @@
  *     for each task = (sequence, key/value head, keys c, rows r):
  *         for each tile of these keys and rows that counts:
  *             S = scale K Q^T    dP = V dO^T    P = exp(S - lse)    dS = P (dP - delta)
- *             dV += P^T dO    dK += dS^T Q    dQ^T += K^T dS^T         (a tile is S^T: a row is a key, a lane
- * a query)
+ *             dV += P^T dO    dK += dS^T Q    dQ^T += K^T dS^T
+ *
+ * A tile is S^T: a row is a key, a lane a query.
  *
  * Two tasks may not add to the same dQ or dK at once, and every sum must have one order. So the keys of a
  * head are dealt to `chunks` tasks and its row blocks to as many groups, and in step s task c works on group
  * (c + s) mod chunks: all tasks of a step touch different keys and different rows, and after all steps each
  * has met each. The first task that meets rows computes their delta, the last writes their dQ. Keys and rows
- * are dealt round robin, so that under a causal mask or a window all tasks of a step take equally long. With
- * fewer row blocks than chunks there is one step, and each task has its own copy of dQ, summed in order at
- * the end. The number of chunks follows from the shape and desc.tasks alone. Floor:
- * cpu. Next: gradients.c, what happens before and after. */
+ * are dealt round robin, so that under a causal mask or a window all tasks of a step take equally long. Where
+ * it costs little memory, and with fewer row blocks than chunks, there is one step instead, and each task has
+ * its own copy of dQ, summed in order at the end. All of it follows from the shape and desc.tasks alone.
+ * Floor: cpu. Next: gradients.c, what happens before and after. */
 #include "backward.h"
 #include "product.h"
 #include <math.h>

@@ -156,9 +156,8 @@ void fb__tile_gradient(const fb__call *c, const fb__block *block, const fb__tile
 
 void fb__strip_gradient(const fb__call *c, const fb__block *block, fb__strip x, const void *s, const void *dp,
                         const fb__cells *cells) {
-    const int64_t n = block->n_pad, at = x.row * n + x.lane;
-    const fb__cells to = {(uint16_t *)cells->p + at, (uint16_t *)cells->ds + at,
-                          (uint16_t *)cells->ds_pairs + at + x.lane};
+    const int64_t n = block->n_pad;
+    const fb__cells to = fb__cells_at(cells, x.row, x.lane, n);
     c->s->pairs->gradient(x.rows, x.width, s, dp, x.width, fb__score_factor(c),
                           fb__tc(c, lse_of(c, block), x.lane), fb__tc(c, delta_of(c, block), x.lane), &to, n);
 }

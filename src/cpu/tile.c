@@ -250,7 +250,7 @@ void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile 
     }
 }
 
-static fb__cells cells_at(const fb__cells *cells, int64_t row, int64_t lane, int64_t n) {
+fb__cells fb__cells_at(const fb__cells *cells, int64_t row, int64_t lane, int64_t n) {
     return (fb__cells){(uint16_t *)cells->p + row * n + lane, (uint16_t *)cells->ds + row * n + lane,
                        (uint16_t *)cells->ds_pairs + row * n + 2 * lane};
 }
@@ -261,7 +261,7 @@ void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *t
     for (int64_t lane = 0; lane < n;) {
         span x = span_at(block, tile, lane);
         int64_t at = x.first * n + lane;
-        fb__cells cells = cells_at(to, x.first, lane, n);
+        fb__cells cells = fb__cells_at(to, x.first, lane, n);
         c->s->pairs->round(x.rows, x.width, fb__tc(c, p, at), fb__tc(c, ds, at), n, &cells);
         lane += x.width;
     }

@@ -48,6 +48,8 @@ bool fb__tile_softmax(const fb__call *c, const fb__block *block, const fb__tile 
 /* From S and dP to P and dS, in their places. */
 void fb__tile_weights(const fb__call *c, const fb__block *block, const fb__tile *tile, void *s, void *dp,
                       const void *lse, const void *delta);
+/* Cells from a row and lane on, in tiles of n lanes; pairs of rows share a word of a lane. */
+fb__cells fb__cells_at(const fb__cells *cells, int64_t row, int64_t lane, int64_t n);
 /* P and dS as cells of bf16. */
 void fb__tile_round(const fb__call *c, const fb__block *block, const fb__tile *tile, const void *p,
                     const void *ds, const fb__cells *to);

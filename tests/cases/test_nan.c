@@ -321,6 +321,36 @@ static void br_15_infinity_in_dout(void **state) {
         }
 }
 
+/* An infinite key that all see at a logit of -inf: its own dV is 0, its dK finite, also where lanes of a tile
+ * lie idle (40 of 64) and see 0 * inf. With no other key a row is empty, and so is its dQ. */
+static void r4_minus_infinite_key(void **state) {
+    (void)state;
+    for (int type = 0; type < TYPES; type++)
+        for (int all = 0; all < 2; all++) {
+            fbh_problem p;
+            open_case(&p, "%s.b1h1k1.q40k64.d32.exact", type_name(type));
+            for (place at = START; next(&p.t[FBH_Q], &at);)
+                if (at.d == 0)
+                    set(&p.t[FBH_Q], at, 1);
+            for (place at = START; next(&p.t[FBH_K], &at);)
+                if (at.d == 0 && (all || at.i == 5))
+                    set(&p.t[FBH_K], at, -infinite);
+            for (where w = EVERYWHERE; next_where(&w, &p.desc);) {
+                run(&p, &w);
+                for (int id = FBH_DK; id <= FBH_DV; id++)
+                    for (place at = START; next(&p.t[id], &at);)
+                        expect(isfinite(get(&p.t[id], at)), "%s[%" PRId64 ",%" PRId64 "] is %g", p.t[id].name,
+                               at.i, at.d, get(&p.t[id], at));
+                for (place at = START; next(&p.t[FBH_DV], &at);)
+                    if (at.i == 5)
+                        expect_exactly(&p.t[FBH_DV], at, 0);
+                for (place at = START; all && next(&p.t[FBH_DQ], &at);)
+                    expect_exactly(&p.t[FBH_DQ], at, 0);
+            }
+            fbh_problem_destroy(&p);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(br_13_nan_in_keys_and_values_that_no_query_sees),
@@ -328,6 +358,7 @@ int main(void) {
         cmocka_unit_test(br_05_masked_cells_recomputed_in_backward),
         cmocka_unit_test(br_14_nan_in_visible_inputs_must_not_vanish),
         cmocka_unit_test(r3_nan_of_other_rows_changes_no_bit),
+        cmocka_unit_test(r4_minus_infinite_key),
         cmocka_unit_test(br_14_infinite_logit),
         cmocka_unit_test(br_15_infinity_in_dout),
     };

@@ -124,15 +124,15 @@ typedef struct fb__cells {
     void *p, *ds, *ds_pairs;
 } fb__cells;
 
-/* P of bf16 products is at most 2 to this. */
+/* P of bf16 products is at most 2 to this. It was 1 at the key that m was raised to, so l is at least 1. */
 #define FB__HEADROOM 8
 
 /* What products of bf16 need besides an f32 table: operands are bf16, sums and all else f32. "Pairs" are two
  * neighbours along k in one 32-bit word: [k / 2][n][2]. Rows and pairs are as long as a tile has lanes. */
 typedef struct fb__pairs {
     const char *isa, *tiles;
-    int step;  /* k of gemm, and rows of cells, are multiples of this; so is m, or of strip */
-    int strip; /* rows of S to make and use at a time, while they are near */
+    int step;  /* k of gemm and rows of cells are multiples of this, m of this or of strip */
+    int strip; /* rows of S to make and use at a time, while they are near; even */
     int lanes; /* n of gemm, cols_pad and lanes are multiples of this, to_row and rows_pad of pack_columns too
                 */
 
