@@ -21,18 +21,18 @@ typedef struct fb__cpu_state {
     const fb__cpu_row *row;
     const fb__kernels *k;
     const fb__pairs *pairs; /* operands of products are bf16; NULL: they are T */
-    bool refused;           /* the system does not permit the row's pairs */
     fb_route route;
-    bool stacked; /* vector route */
-    int type;     /* element type of the tensors, for packs */
-    bool native;  /* that type is T */
+    bool stacked;     /* vector route */
+    int type;         /* element type of the tensors, for packs */
+    bool native;      /* that type is T */
+    bool shared_keys; /* forward: K and V are packed once for all blocks, ahead of them */
+    bool refused;     /* the system does not permit the row's pairs */
 
     int64_t operand;       /* bytes of an element of an operand */
     int64_t lanes;         /* what the lanes of a tile, and the columns of packs, are padded to */
     int64_t row_step;      /* what the rows of a tile are padded to: 1, or those of fb__pairs */
     int64_t d_k, dv_k;     /* head dimensions as products sum over them */
     int64_t d_pad, dv_pad; /* and rounded up to whole packs */
-    bool shared_keys;      /* forward: K and V are packed once for all blocks, ahead of them */
     int64_t blocks;        /* row blocks per (sequence, key/value head), at most */
     int64_t key_blocks;    /* 64-key blocks per sequence, at most */
     int64_t slots;         /* places for row blocks in the workspace, per key/value head */

@@ -212,8 +212,9 @@ void fb__unfused_backward(fb__call *c) {
     fb__backward_delta_run(c);
     fb__dbias_begin(c);
     /* Blocks may share cells of dbias, so with it they run one after the other. */
-    fb__team_run(fb__has(c->p, FB_DBIAS) ? (fb__team){.threads = 1} : c->team, c->s->slots * c->p->d.heads_kv,
-                 gradient_task, c);
+    fb__team team = c->team;
+    team.threads = fb__has(c->p, FB_DBIAS) ? 1 : team.threads;
+    fb__team_run(team, c->s->slots * c->p->d.heads_kv, gradient_task, c);
     fb__team_run(c->team, c->p->d.batch * c->p->d.heads_kv, keys_task, c);
     fb__dbias_end(c);
     fb__dsinks_run(c);
