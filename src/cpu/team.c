@@ -1,6 +1,7 @@
 /* See team.h. */
 #include "team.h"
 #include "../base/fpmode.h"
+#include "quota.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -105,7 +106,13 @@ typedef struct job {
 
 int fb__team_max(void) {
 #ifdef _OPENMP
-    return omp_get_max_threads();
+    /* Where nobody chose a number, OpenMP takes as many as there are processors in the process's affinity. */
+    int most = omp_get_max_threads();
+    if (most == omp_get_num_procs()) {
+        const int cores = fb__quota_cores("/sys/fs/cgroup", "/proc/self/cgroup");
+        most = cores > 0 && cores < most ? cores : most;
+    }
+    return most;
 #else
     return 1;
 #endif

@@ -8,7 +8,8 @@
 /* Task `index` of a loop, run by thread `thread` (0 to threads - 1) of its team. */
 typedef void (*fb__task)(const void *context, int64_t index, int thread);
 
-/* How many threads a team may have now, by OpenMP's settings. 1 without OpenMP. */
+/* How many threads a team may have now: by OpenMP's settings, which know affinity, and, where those are the
+ * default, by the control group's quota. 1 without OpenMP. */
 int fb__team_max(void);
 
 /* Who runs a loop: up to `threads` threads, each of which calls enter before its first task and leave after
