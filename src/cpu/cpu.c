@@ -70,6 +70,8 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->waves = (s->batch_waves ? d->batch : 1) * (s->head_waves ? d->heads_kv : 1);
     s->per_wave = (s->batch_waves ? 1 : d->batch) * (s->head_waves ? 1 : d->heads_kv);
     s->chunks = clamp(fb__ceil(d->tasks, fb__max(s->per_wave, 1)), 1, fb__max(s->key_blocks / 4, 1));
+    if (s->pairs && s->chunks == 2 && s->key_blocks <= 8) /* half a head is too little for products as fast */
+        s->chunks = 1;
     if (dbias && d->bias_shape.cols == 1) /* all keys of a row share one cell of dbias */
         s->chunks = 1;
     double copies =

@@ -69,24 +69,27 @@ static const char *const words[] = {"amx",  "amx_model", "avx512bf16", "avx512",
                                     "avx2", "bfdot",     "baseline",   "scalar"};
 #define WORDS (int)(sizeof words / sizeof *words)
 
+#define IN_T "bench/SPEED.md, instruction sets"
+#define IN_BF16 "bench/SPEED.md, bf16"
+
 static const fb__cpu_row rows[] = {
 /* clang-format off */
 #ifdef FB_HAVE_AVX512BF16
-    {"amx",        has_amx,        always,   tiles_permitted, KERNELS(avx512), PAIRS(amx),        "bench/SPEED.md, bf16"},
+    {"amx",        has_amx,        always,   tiles_permitted, KERNELS(avx512), PAIRS(amx), IN_BF16},
     {"amx_model",  has_avx512bf16, never,    NULL, KERNELS(avx512), PAIRS(amx_model),  "for tests"},
-    {"avx512bf16", has_avx512bf16, fast_dot, NULL, KERNELS(avx512), PAIRS(avx512bf16), "bench/SPEED.md, bf16"},
+    {"avx512bf16", has_avx512bf16, fast_dot, NULL, KERNELS(avx512), PAIRS(avx512bf16), IN_BF16},
 #endif
 #ifdef FB_HAVE_AVX512
-    {"avx512",     has_avx512, always, NULL, KERNELS(avx512),   NULL, "bench/SPEED.md, instruction sets"},
+    {"avx512",     has_avx512,     always,   NULL, KERNELS(avx512), NULL, IN_T},
 #endif
 #ifdef FB_HAVE_AVX2
-    {"avx2",       has_avx2,   always, NULL, KERNELS(avx2),     NULL, "bench/SPEED.md, instruction sets"},
+    {"avx2",       has_avx2,       always,   NULL, KERNELS(avx2),   NULL, IN_T},
 #endif
 #ifdef FB_HAVE_BFDOT
-    {"bfdot",      has_bfdot,  always, NULL, KERNELS(baseline), PAIRS(bfdot), "not measured"},
+    {"bfdot",      has_bfdot,      always,   NULL, KERNELS(baseline), PAIRS(bfdot),    "not measured"},
 #endif
-    {"baseline",   always,     always, NULL, KERNELS(baseline), NULL, "bench/SPEED.md, instruction sets"},
-    {"scalar",     always,     always, NULL, KERNELS(scalar),   NULL, "bench/SPEED.md, instruction sets"},
+    {"baseline",   always,         always,   NULL, KERNELS(baseline), NULL, IN_T},
+    {"scalar",     always,         always,   NULL, KERNELS(scalar), NULL, IN_T},
     /* clang-format on */
 };
 #define ROWS (int)(sizeof rows / sizeof *rows)

@@ -26,6 +26,8 @@ static inline const fb__pairs *pairs_of(const char *isa) {
     const fb__features here = fb__features_here();
     const fb__cpu_row *row;
     assert_int_equal(fb__cpu_row_choose(&here, isa, &row), FB_OK);
+    if (row->permitted && !row->permitted())
+        return NULL;
     return strcmp(row->isa, isa) == 0 ? row->pairs : NULL;
 }
 
