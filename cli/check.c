@@ -174,12 +174,13 @@ static void report(const settings *s, const fbh_case *c, const fbh_options *o, c
                fb_route_name(o->route), isa, r->message);
 }
 
-/* Guard pages lie behind the tensors, and for auto, which takes one of the other routes, before them. */
+/* Guard pages lie behind the tensors, and for auto, which takes one of the other routes, before them. Routes
+ * in `done` have run with the same kernels before. */
 static void run_routes(const settings *s, const fbh_oracle *oracle, fb_device device, const char *isa,
-                       tally *sum) {
+                       unsigned done, tally *sum) {
     const fbh_case *c = &oracle->given.what;
     for (int route = 0; route < ROUTE_COUNT; route++) {
-        if ((s->route >= 0 && route != s->route) || !fbh_route_fits(c, (fb_route)route))
+        if ((s->route >= 0 && route != s->route) || !fbh_route_fits(c, (fb_route)route) || done >> route & 1)
             continue;
         const fbh_options options = {.device = device,
                                      .route = (fb_route)route,
@@ -228,13 +229,15 @@ static void run_case(const settings *s, const fbh_case *c, const bool *use, tall
         if (s->device >= 0 ? device != s->device : !present((fb_device)device))
             continue;
         if (device != FB_CPU || !s->all_isas) {
-            run_routes(s, &oracle, (fb_device)device, device == FB_CPU && s->isa ? s->isa : "best", sum);
+            run_routes(s, &oracle, (fb_device)device, device == FB_CPU && s->isa ? s->isa : "best", 0, sum);
             continue;
         }
+        unsigned done = 0;
         for (int n = 0; n < (c->desc.dtype == FB_BF16 ? ISA_COUNT : WIDE_ISAS); n++)
             if (use[n]) {
                 setenv("FLASHBACK_ISA", isas[n], 1);
-                run_routes(s, &oracle, FB_CPU, isas[n], sum);
+                run_routes(s, &oracle, FB_CPU, isas[n], n < WIDE_ISAS ? done : done | 1U << FB_UNFUSED, sum);
+                done = 1U << FB_REFERENCE; /* it has no instruction sets */
             }
     }
     fbh_oracle_close(&oracle);
