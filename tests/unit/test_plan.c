@@ -62,6 +62,7 @@ static void test_explain_routes(void **state) {
                                      "heads of a group side by side", NULL});
     char info[4096];
     fb_info(info, sizeof info);
+    *strstr(info, "FLASHBACK_") = 0; /* the variables, which name every set */
     setenv("FLASHBACK_ISA", "amx_model", 1);
     if (strstr(info, "amx_model "))
         assert_says(&d, (const char *[]){"kernels: cpu amx_model, bf16 products summed in f32",
