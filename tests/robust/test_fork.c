@@ -1,5 +1,8 @@
 /* R19: fork after use. A child of a process whose team of threads has run has none of those threads; it must
- * neither wait for them nor compute anything else. The alarm ends a child that hangs. */
+ * neither wait for them nor compute anything else. The alarm ends a child that hangs.
+ *
+ * Not under the address sanitizer: where the C library frees its locks in a child, gcc 12's sanitizer keeps those
+ * of its allocator as some thread of a shrinking team held them, and the child waits in malloc for ever. */
 #include "robust.h"
 
 #include <signal.h>
@@ -122,6 +125,10 @@ static void test_after_own_team(void **state) {
 }
 
 int main(void) {
+#ifdef SANITIZED
+    puts("skipped: the sanitizer's own locks do not survive a fork");
+    return 0;
+#endif
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_after_own_team), /* first: the library has run no team yet */
         cmocka_unit_test(test_routes),
