@@ -73,6 +73,7 @@ static const char *const rows[] = {
     "{f32,bf16}.b1h6k2.q{1,4,8}k513.d{80,128}.causal",
     "{f32,bf16}.b1h16k4.q{1,7}k{129,600}.d16.{causal.left50,sinks.dsinks,softcap5,biasb11k.dbias,mask1hqk,"
     "dlse,lensk}",
+    LOW ".b1h4k4.q1k{1,70,1100}.d{40,64}{,.causal}",
     "{f32,bf16}.b1h8k2.q{1,5}k2000.d16.causal",
     "{f32,bf16}.b1h1k1.q3k{32769,66048}.d8.farbias.bias111k{,.causal}",
 

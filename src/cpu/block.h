@@ -14,7 +14,7 @@
 
 /* 64 x 64 is within 2 % of the best for long sequences on every vector width, and far the best for short
  * causal ones: bench/SPEED.md. PANEL is the step in which dead parts of a partial tile are left out. */
-enum { FB__BR = 64, FB__BC = 64, FB__PANEL = 32, FB__MOST_SUB = 16 };
+enum { FB__BR = 64, FB__BC = 64, FB__PANEL = 32, FB__MOST_SUB = 16, FB__FEW = 8 };
 
 /* The backend's state: everything that follows from the problem alone. */
 typedef struct fb__cpu_state {
@@ -25,6 +25,7 @@ typedef struct fb__cpu_state {
     bool stacked;     /* vector route */
     int type;         /* element type of the tensors, for packs */
     bool native;      /* that type is T */
+    bool few;         /* forward: so few rows in a block that vectors run along the head dimension */
     bool shared_keys; /* forward: K and V are packed once for all blocks, ahead of them */
     bool refused;     /* the system does not permit the row's pairs */
 

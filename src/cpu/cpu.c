@@ -50,6 +50,7 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     s->d_pad = fb__round_up(d->head_dim, s->lanes);
     s->dv_pad = fb__round_up(d->head_dim_v, s->lanes);
     s->blocks = s->stacked ? fb__ceil(p->group * d->len_q, FB__BR) : p->group * fb__ceil(d->len_q, FB__BR);
+    s->few = s->stacked && p->group * d->len_q <= fb__min(s->k->lanes / 2, FB__FEW);
     s->key_blocks = fb__ceil(d->len_k, FB__BC);
     s->slots = d->batch * s->blocks;
     if (packed && !s->stacked)
@@ -64,6 +65,9 @@ static void cut(fb__cpu_state *s, const fb__problem *p) {
     /* A chunk of fewer than 4 tiles of keys is not worth packing its queries for. */
     int64_t tasks = fb__max(s->slots * d->heads_kv, 1);
     s->forward_chunks = clamp(fb__ceil(d->tasks, tasks), 1, fb__max(s->key_blocks / 4, 1));
+    /* Few rows finish early and with little to join: more tasks, for cores that do not read equally fast. */
+    if (s->few)
+        s->forward_chunks = clamp(4 * s->forward_chunks, s->forward_chunks, s->key_blocks / 16);
 
     s->batch_waves = dbias && d->bias_shape.batch == 1 && d->batch > 1;
     s->head_waves = dbias && d->bias_shape.heads == 1 && d->heads_kv > 1;
@@ -256,6 +260,9 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
     fb__text_add(text, "tiles: %d queries x %d keys%s\n", FB__BR,
                  s->route == FB_UNFUSED ? (int)p->d.len_k : FB__BC,
                  s->stacked ? ", the heads of a group side by side" : "");
+    if (s->few)
+        fb__text_add(text, "few queries: forward in %s, vectors along the head dimension\n",
+                     s->k->size == 8 ? "f64" : "f32");
     if (s->route != FB_UNFUSED)
         fb__text_add(
             text,

@@ -8,16 +8,18 @@
  *         O = alpha O + V^T P
  *     out = O / l, lse = scale m + ln l
  *
- * Everything is transposed: a row of a tile is a key, a lane is a query. Keys are cut into chunks only when
- * there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second loop joins them in
- * order. Chunks depend on the shape alone, so the bits do not depend on the threads. Floor: cpu. */
+ * Everything is transposed: a row of a tile is a key, a lane is a query. Where so few queries share keys that
+ * most lanes would be empty (decoding), products run along the head dimension: attend_few. Keys are cut into
+ * chunks only when there are fewer blocks than tasks wanted; then each chunk leaves (m, l, O) and a second
+ * loop joins them in order. Chunks depend on the shape alone, so the bits do not depend on the threads.
+ * Floor: cpu. */
 #include "forward.h"
 #include "product.h"
 #include <math.h>
 #include <string.h>
 
 typedef struct scratch {
-    void *q, *o, *s, *cells, *k, *v;
+    void *q, *o, *s, *cells, *k, *v, *rows;
     void *m, *l, *alpha, *sinks, *lse;
     fb__mask_scratch mask;
     size_t bytes;
@@ -26,14 +28,15 @@ typedef struct scratch {
 /* The thread's arrays, one behind the other; base NULL only counts. */
 static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *base) {
     scratch x = {.bytes = 0};
-    bool bias = fb__has(p, FB_MASK | FB_BIAS), pack = !state->native && !state->shared_keys;
-    bool pairs = state->pairs;
+    bool bias = fb__has(p, FB_MASK | FB_BIAS), pairs = state->pairs;
+    bool pack = state->few || (!state->native && !state->shared_keys);
     struct {
         void **to;
         int64_t count; /* of T */
     } arrays[] = {{&x.q, state->d_pad * FB__BR},
                   {&x.o, state->dv_pad * FB__BR},
                   {&x.s, FB__BC * FB__BR},
+                  {&x.rows, state->few ? fb__round_up(state->dv_pad, state->k->lanes) * FB__FEW : 0},
                   {&x.cells, pairs ? FB__BC * FB__BR / 2 : 0},
                   {&x.k, pack ? FB__BC * state->d_pad : 0},
                   {&x.v, pack ? FB__BC * state->dv_pad : 0},
@@ -156,6 +159,86 @@ static bool weights(const fb__call *c, const fb__block *block, const fb__tile *t
     return fb__tile_softmax(c, block, tile, x->s, x->m, x->l, x->alpha, x->cells);
 }
 
+/* ---- Few queries ---- */
+
+/* K or V in whole vectors: in place, or packed as T. */
+typedef struct vectors {
+    const void *at;
+    int64_t row; /* in elements of `type` */
+    int type;
+} vectors;
+
+static int type_of_t(const fb__call *c) { return c->s->k->size == 4 ? FB_F32 : FB_F64; }
+
+/* Of the tile's keys from `first` on. */
+static vectors vectors_of(const fb__call *c, const fb__block *block, int64_t first, int64_t count, fb_ref ref,
+                          fb_strides s, int64_t cols, bool in_place, void *pack) {
+    const fb__kernels *k = c->s->k;
+    void *rows[FB__BC];
+    fb__key_rows(c, &block->seq, block->kv, ref, s, first, count, rows);
+    if (in_place && cols % k->lanes == 0)
+        return (vectors){rows[0], s.row, c->s->type};
+    const int64_t wide = fb__round_up(cols, k->lanes);
+    k->pack_rows(count, cols, (const void *const *)rows, c->s->type, 1, pack, wide);
+    return (vectors){pack, wide, type_of_t(c)};
+}
+
+/* The keys after a tile, piece by piece while it is worked on. */
+static fb__ahead next_keys(const fb__call *c, const fb__block *block, int64_t next, int64_t end) {
+    const fb_desc *d = &c->p->d;
+    const int64_t nk = fb__min(FB__BC, end - next);
+    fb__ahead ahead = {.lines = 1};
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, next, nk, d->head_dim, &ahead);
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v, &ahead);
+    for (int i = 0; i < ahead.parts; i++)
+        ahead.lines += (int)(ahead.part[i].bytes / 128);
+    return ahead;
+}
+
+/* As attend, with vectors along the head dimension: a row of O for each query. */
+static void attend_few(const fb__call *c, const fb__block *block, fb__range keys, const scratch *x) {
+    const fb__kernels *k = c->s->k;
+    const fb_desc *d = &c->p->d;
+    const int64_t n = block->n_pad, full = fb__round_up(block->n, k->lanes);
+    const int64_t d_wide = fb__round_up(d->head_dim, k->lanes),
+                  dv_wide = fb__round_up(d->head_dim_v, k->lanes);
+    void *rows[FB__BR];
+    fb__block_rows(c, block, c->io->q, d->q, rows);
+    k->pack_rows(block->n, d->head_dim, (const void *const *)rows, c->s->type, fb__pack_factor(c), x->q,
+                 d_wide);
+    memset(x->s, 0, (size_t)(FB__BC * n * k->size));
+    bool first = true;
+    for (int64_t k0 = keys.lo; k0 < keys.hi; k0 += FB__BC) {
+        fb__tile tile;
+        if (!fb__tile_init(c, block, k0, fb__min(FB__BC, block->seq.band.len_k - k0), &tile))
+            continue;
+        const int64_t lo = tile.panel[0].lo, live = fb__min(tile.panel[0].hi, tile.nk) - lo;
+        if (live <= 0)
+            continue;
+        void *s = fb__t(c, x->s, lo * n);
+        const void *keep = fb__tc(c, x->mask.keep, lo * n);
+        fb__ahead ahead = next_keys(c, block, k0 + FB__BC, keys.hi);
+        vectors key = vectors_of(c, block, k0 + lo, live, c->io->k, d->k, d->head_dim, true, x->k);
+        k->dots(live, block->n, d_wide, key.at, key.row, key.type, x->q, d_wide, s, n, &ahead);
+        fb__tile_scores(c, block, &tile, &x->mask, x->s, false);
+        fb__tile_select(c, block, &tile, &x->mask, x->s, -HUGE_VAL);
+        k->softmax(live, full, s, n, fb__score_factor(c), x->m, x->l, x->alpha);
+        vectors value = vectors_of(c, block, k0 + lo, live, c->io->v, d->v, d->head_dim_v,
+                                   c->s->native || !tile.partial, x->v);
+        const bool careful = tile.partial && !k->finite(live, dv_wide, value.at, value.row);
+        if (careful && tile.banded)
+            fb__tile_keep(c, block, &tile, &x->mask);
+        k->weigh(live, block->n, dv_wide, s, n, value.at, value.row, value.type, x->rows, dv_wide,
+                 first ? NULL : x->alpha, careful ? keep : NULL, &ahead);
+        first = false;
+    }
+    if (first)
+        memset(x->rows, 0, (size_t)(block->n * dv_wide * k->size));
+    for (int r = 0; r < block->n; r++)
+        rows[r] = fb__t(c, x->rows, r * dv_wide);
+    k->pack_lanes(block->n, n, d->head_dim_v, (const void *const *)rows, type_of_t(c), 1, x->o);
+}
+
 /* ---- A task ---- */
 
 /* Few queries finish a tile sooner than memory brings the next one, so that the one after it is asked for:
@@ -182,7 +265,6 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
     const fb__kernels *k = c->s->k;
     const fb_desc *d = &c->p->d;
     int64_t n = block->n_pad;
-    fb__lanes_pack(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, fb__pack_factor(c), x->q);
     for (int64_t r = 0; r < n; r++) {
         fb__put(c, x->m, r, -HUGE_VAL);
         fb__put(c, x->l, r, 0);
@@ -191,6 +273,11 @@ static void attend(const fb__call *c, const fb__block *block, fb__range keys, fb
     fb__ahead due;
     keys.lo = fb__max(keys.lo, block->keys.lo / FB__BC * FB__BC);
     keys.hi = fb__min(keys.hi, block->keys.hi);
+    if (c->s->few) {
+        attend_few(c, block, keys, x);
+        return;
+    }
+    fb__lanes_pack(c, block, c->io->q, d->q, d->head_dim, c->s->d_pad, fb__pack_factor(c), x->q);
     for (int64_t k0 = keys.lo; k0 < keys.hi; k0 += FB__BC) {
         int64_t nk = fb__min(FB__BC, block->seq.band.len_k - k0);
         fb__tile tile;

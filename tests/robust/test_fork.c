@@ -1,8 +1,9 @@
 /* R19: fork after use. A child of a process whose team of threads has run has none of those threads; it must
  * neither wait for them nor compute anything else. The alarm ends a child that hangs.
  *
- * Not under the address sanitizer: where the C library frees its locks in a child, gcc 12's sanitizer keeps those
- * of its allocator as some thread of a shrinking team held them, and the child waits in malloc for ever. */
+ * Not under the address sanitizer: where the C library frees its locks in a child, gcc 12's sanitizer keeps
+ * those of its allocator as some thread of a shrinking team held them, and the child waits in malloc for
+ * ever. */
 #include "robust.h"
 
 #include <signal.h>

@@ -53,6 +53,17 @@ typedef struct fb__kernels {
     void (*gemm_keep_rows)(int64_t m, int64_t n, int64_t k, const void *a, ptrdiff_t a_row, const void *b,
                            ptrdiff_t b_row, void *c, ptrdiff_t c_row, const void *keep, ptrdiff_t keep_row);
 
+    /* Products of a tile with few lanes, which would leave most of a vector empty: vectors run along the head
+     * dimension instead, in whole vectors. A and B of keys are of any `type` but FB__U8, the rest is T.
+     * dots: S[key][lane] = A[key] . Q[lane], for `lanes` lanes, and 0 for those up to a whole vector.
+     * weigh: O[lane] = factors[lane] O[lane] + sum_key P[key][lane] B[key]; without factors O is not read.
+     * With keep, a tile of lane masks like P, only cells that count are added; B is T then. */
+    void (*dots)(int64_t keys, int64_t lanes, int64_t k, const void *a, ptrdiff_t a_row, int type,
+                 const void *q, ptrdiff_t q_row, void *s, ptrdiff_t s_row, fb__ahead *ahead);
+    void (*weigh)(int64_t keys, int64_t lanes, int64_t n, const void *p, ptrdiff_t p_row, const void *b,
+                  ptrdiff_t b_row, int type, void *o, ptrdiff_t o_row, const void *factors, const void *keep,
+                  fb__ahead *ahead);
+
     /* Packs `rows` rows of `cols` elements, each at its own address, times factor. pack_lanes: row r becomes
      * lane r of to[cols][n], lanes from `rows` on are 0. pack_rows: to[rows][to_row], columns from `cols` on
      * are 0. */
