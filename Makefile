@@ -13,7 +13,7 @@ help: ## Lists these targets
 run: build ## Forward and backward over real attention tensors, verified, as a table
 	build/release/flashback run --table --verify tests/data/*.safetensors
 
-test: test-setup lint test-clang asan tsan test-gcc ## Everything: lint, gcc, clang, sanitizers, valgrind
+test: test-setup lint test-clang asan tsan test-gcc aarch64 ## Everything: lint, gcc, clang, sanitizers, valgrind, qemu
 
 check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
 	cmake --preset dev && cmake --build --preset dev

@@ -20,32 +20,45 @@ typedef struct row {
     double scale, sink, m, l;
     bool *counts;
     int64_t keys;
-    double *q;              /* [D] */
-    double *S, *capped, *P; /* capped: S before the bias */
+    double *q; /* [D] */
+    float *q_f32;
+    double *S, *capped, *P;    /* capped: S before the bias */
+    float *f32[FBH_WORKSPACE]; /* copies of `of_products`; to convert in each product takes longer */
 } row;
 
-/* x.y in float or double, one rounding per operation, from the first product to the last or backwards. */
-static double dot(bool single, bool backwards, const double *x, const double *y, int64_t n) {
-    double sum = 0;
-    float in_float = 0;
-    for (int64_t e = 0; e < n; e++) {
-        const int64_t d = backwards ? n - 1 - e : e;
-        if (single)
-            in_float += (float)x[d] * (float)y[d];
-        else
-            sum += x[d] * y[d];
+/* A row of a tensor and of its copy: functions that know `single` use the one or the other. */
+typedef struct line {
+    double *f64;
+    float *f32;
+} line;
+
+/* x.y, one rounding per operation, from the first product to the last or backwards. */
+#define DOT(name, sum_type, type)                                                                            \
+    static double name(bool backwards, const type *x, const type *y, int64_t n) {                            \
+        sum_type sum = 0;                                                                                    \
+        for (int64_t e = 0; e < n; e++) {                                                                    \
+            const int64_t d = backwards ? n - 1 - e : e;                                                     \
+            sum += (sum_type)x[d] * (sum_type)y[d];                                                          \
+        }                                                                                                    \
+        return (double)sum;                                                                                  \
     }
-    return single ? (double)in_float : sum;
+DOT(dot_f64, double, double)
+DOT(dot_f32, float, float)
+DOT(dot_f64_in_f32, float, double)
+
+static double dot(const row *w, line x, line y, int64_t n) {
+    return w->single ? dot_f32(w->reorder, x.f32, y.f32, n) : dot_f64(w->reorder, x.f64, y.f64, n);
 }
 
 /* y += a * x */
-static void axpy(const row *w, double a, const double *x, double *y, int64_t n) {
+static void axpy(const row *w, double a, line x, line y, int64_t n) {
+    const float a_f32 = (float)a;
     if (w->single)
         for (int64_t d = 0; d < n; d++)
-            y[d] = (double)((float)y[d] + (float)a * (float)x[d]);
+            y.f32[d] += a_f32 * x.f32[d];
     else
         for (int64_t d = 0; d < n; d++)
-            y[d] += a * x[d];
+            y.f64[d] += a * x.f64[d];
 }
 
 static double exponential(const row *w, double x) { return w->single ? (double)expf((float)x) : exp(x); }
@@ -61,6 +74,11 @@ static double *at(const fbh_problem *p, fbh_id id, int64_t b, int64_t h, int64_t
     return fbh_at(&p->t[id], b, h, i, 0);
 }
 
+static line line_at(const row *w, const fbh_problem *p, fbh_id id, int64_t b, int64_t h, int64_t i) {
+    double *f64 = at(p, id, b, h, i);
+    return (line){f64, w->f32[id] + (f64 - (const double *)(const void *)p->t[id].buffer->data)};
+}
+
 /* exp(S - m), rounded as a cell where exp(S - top) is. */
 static double weight(const row *w, double S, double top) {
     return cell(w, exponential(w, S - top)) * exponential(w, top - w->m);
@@ -72,15 +90,17 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
     const fb_desc *d = w->desc;
     const double ln2 = 0.69314718055994531;
     const double before = w->reorder ? w->scale / ln2 : 1, after = w->reorder ? ln2 : w->scale;
-    for (int64_t e = 0; e < d->head_dim; e++)
-        w->q[e] = before * at(p, FBH_Q, b, h, i)[e]; /* dot rounds it */
-    double top = -(double)INFINITY;                  /* of the keys; kernels let the sink join last */
+    for (int64_t e = 0; e < d->head_dim; e++) {
+        w->q[e] = before * at(p, FBH_Q, b, h, i)[e];
+        w->q_f32[e] = (float)w->q[e];
+    }
+    double top = -(double)INFINITY; /* of the keys; kernels let the sink join last */
     w->m = w->sink;
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
             continue;
         double S =
-            rounded(w, after * dot(w->single, w->reorder, w->q, at(p, FBH_K, b, h_kv, j), d->head_dim));
+            rounded(w, after * dot(w, (line){w->q, w->q_f32}, line_at(w, p, FBH_K, b, h_kv, j), d->head_dim));
         if (d->softcap > 0)
             S = rounded(w, d->softcap * tangent(w, S / d->softcap));
         w->capped[j] = S;
@@ -107,14 +127,13 @@ static void scores(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h
 /* O = P V    LSE = m + ln l. P made again is exp(S - LSE): m = LSE, l = 1. */
 static void forward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int64_t h_kv, int64_t i) {
     const int64_t Dv = w->desc->head_dim_v;
-    double *O = at(p, FBH_OUT, b, h, i);
+    const line O = line_at(w, p, FBH_OUT, b, h, i);
     scores(w, p, b, h, h_kv, i);
-    memset(O, 0, (size_t)Dv * sizeof *O);
     for (int64_t j = 0; j < w->keys; j++)
         if (w->counts[j])
-            axpy(w, w->P[j], at(p, FBH_V, b, h_kv, j), O, Dv);
+            axpy(w, w->P[j], line_at(w, p, FBH_V, b, h_kv, j), O, Dv);
     for (int64_t d = 0; d < Dv; d++)
-        O[d] = fbh_round((int)w->kept, O[d]);
+        O.f64[d] = fbh_round((int)w->kept, w->single ? (double)O.f32[d] : O.f64[d]);
     const double LSE = sum_of(w, w->m, logarithm(w, w->l));
     if (p->t[FBH_LSE].buffer)
         *at(p, FBH_LSE, b, h, i) = LSE;
@@ -134,13 +153,16 @@ static void backward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int
                          bool empty) {
     const fb_desc *d = w->desc;
     const int64_t D = d->head_dim, Dv = d->head_dim_v;
-    const double *dO = at(p, FBH_DOUT, b, h, i), *q = at(p, FBH_Q, b, h, i);
+    const line dO = line_at(w, p, FBH_DOUT, b, h, i), q = line_at(w, p, FBH_Q, b, h, i);
+    const double *O = at(p, FBH_OUT, b, h, i);
     const double dLSE = d->flags & FB_DLSE ? *at(p, FBH_DLSE, b, h, i) : 0;
-    const double delta = empty ? 0 : dot(w->kept != FB_F64, !w->reorder, dO, at(p, FBH_OUT, b, h, i), Dv);
+    const double delta = empty               ? 0
+                         : w->kept == FB_F64 ? dot_f64(!w->reorder, dO.f64, O, Dv)
+                                             : dot_f64_in_f32(!w->reorder, dO.f64, O, Dv);
     for (int64_t j = 0; j < w->keys; j++) {
         if (!w->counts[j])
             continue;
-        const double dP = rounded(w, dot(w->single, w->reorder, dO, at(p, FBH_V, b, h_kv, j), Dv));
+        const double dP = rounded(w, dot(w, dO, line_at(w, p, FBH_V, b, h_kv, j), Dv));
         double dS = rounded(w, w->P[j] * sum_of(w, sum_of(w, dP, -delta), dLSE));
         if (p->t[FBH_DBIAS].buffer) {
             double *dbias = fbh_at(&p->t[FBH_DBIAS], b, h, i, j);
@@ -152,11 +174,11 @@ static void backward_row(row *w, const fbh_problem *p, int64_t b, int64_t h, int
         }
         dS = cell(w, dS);
         if (p->t[FBH_DQ].buffer)
-            axpy(w, w->scale * dS, at(p, FBH_K, b, h_kv, j), at(p, FBH_DQ, b, h, i), D);
+            axpy(w, w->scale * dS, line_at(w, p, FBH_K, b, h_kv, j), line_at(w, p, FBH_DQ, b, h, i), D);
         if (p->t[FBH_DK].buffer)
-            axpy(w, w->scale * dS, q, at(p, FBH_DK, b, h_kv, j), D);
+            axpy(w, w->scale * dS, q, line_at(w, p, FBH_DK, b, h_kv, j), D);
         if (p->t[FBH_DV].buffer)
-            axpy(w, cell(w, w->P[j]), dO, at(p, FBH_DV, b, h_kv, j), Dv);
+            axpy(w, cell(w, w->P[j]), dO, line_at(w, p, FBH_DV, b, h_kv, j), Dv);
     }
     if (p->t[FBH_DSINKS].buffer) {
         double *dsink = at(p, FBH_DSINKS, 0, h, 0);
@@ -198,6 +220,31 @@ static void finish(const row *w, const fbh_problem *p, fbh_id id) {
                 }
 }
 
+static const fbh_id of_products[] = {FBH_Q, FBH_K, FBH_V, FBH_DOUT, FBH_OUT, FBH_DQ, FBH_DK, FBH_DV};
+enum { OF_PRODUCTS = sizeof of_products / sizeof *of_products };
+
+static void narrow_all(row *w, const fbh_problem *p) {
+    for (int n = 0; n < OF_PRODUCTS; n++) {
+        const fbh_buffer *buffer = p->t[of_products[n]].buffer;
+        const size_t count = buffer ? buffer->bytes / sizeof(double) : 0;
+        float *f32 = w->f32[of_products[n]] = fbh_make(count, sizeof *f32);
+        for (size_t e = 0; e < count; e++)
+            f32[e] = (float)((const double *)(void *)buffer->data)[e];
+    }
+}
+
+/* Sums in float go to the tensors; O is there already. */
+static void widen_all(row *w, const fbh_problem *p) {
+    for (int n = 0; n < OF_PRODUCTS; n++) {
+        const fbh_id id = of_products[n];
+        const fbh_buffer *buffer = p->t[id].buffer;
+        const size_t count = w->single && id > FBH_OUT && buffer ? buffer->bytes / sizeof(double) : 0;
+        for (size_t e = 0; e < count; e++)
+            ((double *)(void *)buffer->data)[e] = (double)w->f32[id][e];
+        free(w->f32[id]);
+    }
+}
+
 /* w: how to compute; the rest of it follows. */
 static void compute(fbh_problem *p, row w) {
     const size_t keys = (size_t)p->desc.len_k;
@@ -207,15 +254,19 @@ static void compute(fbh_problem *p, row w) {
     w.counts = fbh_make(keys, sizeof *w.counts);
     w.S = fbh_make(3 * keys, sizeof *w.S);
     w.q = fbh_make((size_t)p->desc.head_dim, sizeof *w.q);
+    w.q_f32 = fbh_make((size_t)p->desc.head_dim, sizeof *w.q_f32);
     w.capped = w.S + keys;
     w.P = w.S + 2 * keys;
     for (int id = FBH_OUT; id < FBH_WORKSPACE; id++)
         if (p->t[id].buffer)
             memset(p->t[id].buffer->data, 0, p->t[id].buffer->bytes);
+    narrow_all(&w, p);
     every_row(&w, p);
+    widen_all(&w, p);
     for (int id = FBH_DQ; id < FBH_WORKSPACE; id++)
         if (p->t[id].buffer)
             finish(&w, p, (fbh_id)id);
+    free(w.q_f32);
     free(w.q);
     free(w.S);
     free(w.counts);

@@ -49,8 +49,11 @@ static double widen(uint16_t bits, format f) {
         x = m ? (double)NAN : (double)INFINITY;
     else if (e == 0)
         x = ldexp(m, lowest);
-    else
-        x = ldexp(m | 1 << f.mantissa, lowest + e - 1);
+    else { /* ldexp would do; it takes 4 to 8 % of a run in an emulator */
+        const int exponent = lowest + e - 1 + f.mantissa;
+        const uint64_t wide = (uint64_t)(exponent + 1023) << 52 | (uint64_t)m << (52 - f.mantissa);
+        memcpy(&x, &wide, sizeof x);
+    }
     return bits >> 15 ? -x : x;
 }
 
