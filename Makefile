@@ -10,8 +10,9 @@ export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build ## Forward and backward over real attention tensors, verified, as a table
-	build/release/flashback run --table --verify tests/data/*.safetensors
+run: build ## A language model learns the project's own sources; then fused beside unfused attention, as a table
+	build/release/flashback-train
+	build/release/flashback-train --compare
 
 test: test-setup lint test-clang asan tsan test-gcc aarch64 ## Everything: lint, gcc, clang, sanitizers, valgrind, qemu
 
@@ -19,7 +20,8 @@ check: test-setup ## Under a minute, before a commit: unit tests and `flashback 
 	cmake --preset dev && cmake --build --preset dev
 	ctest --preset dev -L 'unit|check'
 
-check-real: build ## The same tensors, verified on every route that takes any length
+check-real: build ## Both passes over real attention tensors, verified, on every route that takes any length
+	build/release/flashback run --table --verify tests/data/*.safetensors
 	for r in fused unfused reference; do \
 	    build/release/flashback run --route $$r --verify tests/data/*.safetensors || exit 1; done
 

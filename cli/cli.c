@@ -17,13 +17,25 @@ static const cli_option always[] = {
 };
 
 static const cli_verb *verb;
+static const char *program = "flashback";
 
 void cli_begin(const cli_verb *chosen) { verb = chosen; }
+
+void cli_begin_program(const char *name, const cli_verb *only) {
+    program = name;
+    verb = only;
+}
+
+/* "flashback run", or a program's name alone. */
+static void print_name(FILE *to) {
+    fprintf(to, "%s%s%s", program, verb->name ? " " : "", verb->name ? verb->name : "");
+}
 
 void cli_fail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "flashback%s%s: ", verb->name ? " " : "", verb->name ? verb->name : "");
+    print_name(stderr);
+    fputs(": ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
@@ -48,8 +60,10 @@ static void print_table(const cli_option *row) {
 }
 
 static void print_help(void) {
-    printf("Usage: flashback %s [OPTION]... %s\n%c%s.\n\nOptions:\n", verb->name, verb->arguments,
-           verb->summary[0] - 'a' + 'A', verb->summary + 1);
+    fputs("Usage: ", stdout);
+    print_name(stdout);
+    printf(" [OPTION]... %s\n%c%s.\n\nOptions:\n", verb->arguments, verb->summary[0] - 'a' + 'A',
+           verb->summary + 1);
     print_table(verb->own);
     if (verb->problem) {
         puts("\nThe problem:");
@@ -88,10 +102,11 @@ int cli_next(int argc, char **argv, const char **value) {
         print_help();
         exit(cli_finish(CLI_OK));
     case ID_VERSION:
-        printf("flashback %s\n", fb_version());
+        printf("%s %s\n", program, fb_version());
         exit(cli_finish(CLI_OK));
     case '?':
-        fprintf(stderr, "flashback %s --help lists the options\n", verb->name);
+        print_name(stderr);
+        fputs(" --help lists the options\n", stderr);
         exit(CLI_USAGE);
     default:
         return id;

@@ -40,6 +40,9 @@ extern const cli_option cli_run_options[], cli_bench_options[], cli_explain_opti
 /* Says which verb runs, before anything else here is called. */
 void cli_begin(const cli_verb *chosen);
 
+/* The same for a program of another name, whose only verb has none. */
+void cli_begin_program(const char *name, const cli_verb *only);
+
 /* Next option: its id, its value in *value; -1 at the end, where optind is the
  * first file.
  * --help and --version print and exit; a wrong option exits with CLI_USAGE. */

@@ -57,7 +57,8 @@ bool file_begin(draft *d, const char *path, complaint *why) {
 }
 
 bool file_commit(draft *d, complaint *why) {
-    bool ok = fflush(d->stream) == 0 && !ferror(d->stream);
+    /* On disk before it takes the old one's place, so that a loss of power leaves one of them too. */
+    bool ok = fflush(d->stream) == 0 && !ferror(d->stream) && fsync(fileno(d->stream)) == 0;
     ok = fclose(d->stream) == 0 && ok;
     if (ok && rename(d->temporary, d->path) == 0)
         return true;

@@ -2,6 +2,7 @@
 
 option(FLASHBACK_OPENMP "Use OpenMP; without it every call runs on one thread" ON)
 option(FLASHBACK_CLI "Build the command line tool (needs jansson)" ON)
+option(FLASHBACK_TRAIN "Build flashback-train, a language model that learns (needs jansson and a BLAS)" ${PROJECT_IS_TOP_LEVEL})
 option(FLASHBACK_TESTS "Build the tests, and the command line tool for them (needs cmocka)" ${PROJECT_IS_TOP_LEVEL})
 option(FLASHBACK_WERROR "Treat warnings as errors" OFF)
 option(FLASHBACK_FUZZ "Build tests/fuzz against libFuzzer (needs clang)" OFF)

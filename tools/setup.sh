@@ -22,6 +22,8 @@ probe_run() {
     need 'ninja --version' ninja-build
     need 'command -v pkg-config' pkg-config
     need 'pkg-config --exists jansson' libjansson-dev
+    need 'echo "#include <cblas.h>" | gcc -E -' libopenblas-openmp-dev
+    need 'command -v gnuplot' gnuplot-nox
 }
 
 probe_test() {
@@ -30,7 +32,6 @@ probe_test() {
     need '[ -e "$(clang -print-resource-dir)/../../libomp.so" ]' libomp-dev
     need 'ls "$(clang -print-runtime-dir)"/libclang_rt.fuzzer*' libclang-rt-14-dev
     need 'pkg-config --exists cmocka' libcmocka-dev
-    need 'command -v gnuplot' gnuplot-nox
     need 'command -v valgrind' valgrind
     need 'command -v cppcheck' cppcheck
     need 'command -v clang-tidy' clang-tidy

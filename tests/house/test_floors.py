@@ -17,6 +17,8 @@ FLOORS = {
     "harness": {"include"},
     "cli": {"include", "harness"},
     "bench": {"include", "harness"},
+    "examples/gpt": {"include", "harness", "cli"},
+    "tests/gpt": {"include", "harness", "cli", "examples/gpt"},
     "tests/fuzz": {"include", "harness", "cli"},
     "tests/unit": {"include", "harness", "cli", "src/cpu", "src/core", "src/base", "src/shared"},
     "tests": {"include", "harness"},
@@ -34,6 +36,8 @@ SYSTEM = {  # headers of the system, for folders that may use others than libc's
     "include": {"stddef", "stdint"},
     "harness": LIBC | CPU,
     "cli": LIBC | {"jansson"},
+    "examples/gpt": LIBC | {"Accelerate/Accelerate", "cblas", "dirent", "omp"},
+    "tests/gpt": LIBC | {"cmocka", "omp"},
     "tests/unit": LIBC | {"cmocka"},
     "tests": LIBC | {"cmocka"},
 }

@@ -55,7 +55,7 @@ class Symbols(unittest.TestCase):
     def test_globals_are_shared(self):
         """A global that no other file uses belongs into its file, as static."""
         public, defined, used = house.public_names(), {}, {}
-        for path in house.objects("src") + house.objects("harness") + house.objects("cli") + house.objects("tests"):
+        for path in sum(map(house.objects, ["src", "harness", "cli", "examples", "tests"]), []):
             for name, kind, _ in house.symbols(path):
                 if kind in "Uvw":  # w and v: a reference that may stay open
                     used.setdefault(name, set()).add(path)
