@@ -11,7 +11,7 @@ help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: build ## A language model learns the project's own sources; then fused beside unfused attention, as a table
-	build/release/flashback-train
+	build/release/flashback-train --overwrite
 	build/release/flashback-train --compare
 
 test: test-setup lint test-clang asan tsan test-gcc aarch64 ## Everything: lint, gcc, clang, sanitizers, valgrind, qemu

@@ -50,7 +50,8 @@
  *   - Masking selects. NaN and Inf in keys and values that no query may see, in padding and in gaps change
  *     nothing. NaN and Inf that a query does see propagate as the formula says, and only there.
  *   - f32 means f32, f16 and bf16 accumulate in f32 and are rounded once at the end. Where the processor has
- *     products of bf16, P and dS are rounded to it, once each, on their way into them.
+ *     products of bf16, P and dS are rounded to it, once each, on their way into them; P is not
+ *     where few queries share keys (up to half of a vector's lanes, route vector).
  *   - On the CPU the bits of a result never depend on the number of threads or on other callers.
  *   - Zero-sized dimensions are legal; every output is fully written.
  *   - No byte outside the described tensors is touched; the workspace may hold anything on entry.

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,9 +103,10 @@ void compare_line(const cost *c) {
            c->peak_bytes);
 }
 
-/* Runs a row's process; false with its last sentence if it was refused. */
+/* Runs a row's process; false with its sentence if it was refused, or *interrupted by a signal. */
 static bool row(const char *program, int64_t context, const char *route, int threads, cost *c,
-                complaint *why) {
+                bool *interrupted, complaint *why) {
+    *interrupted = false;
     char command[5000], line[512] = "";
     snprintf(command, sizeof command, "'%s' --measure --context %" PRId64 " --attention %s --threads %d 2>&1",
              program, context, route, threads);
@@ -117,8 +119,13 @@ static bool row(const char *program, int64_t context, const char *route, int thr
     if (read && status == 0 &&
         sscanf(line, format, &c->tokens_per_s, &c->attention_share, &c->peak_bytes) == 3)
         return true;
-    const bool killed = WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) > 128);
-    return complain(why, "%.300s", killed ? "the system ended it for want of memory" : line);
+    const int end = WIFSIGNALED(status) ? WTERMSIG(status)
+                    : WIFEXITED(status) ? WEXITSTATUS(status) - 128
+                                        : 0;
+    if (end == SIGKILL)
+        return complain(why, "the system ended it, most likely for want of memory");
+    *interrupted = end > 0;
+    return complain(why, "%.300s", end > 0 ? "interrupted" : line);
 }
 
 static void print_half(bool measured, const cost *c, const complaint *why) {
@@ -137,11 +144,16 @@ bool compare_table(const char *program, int64_t longest, int threads, complaint 
     for (int64_t context = 512; context <= longest; context *= 2) {
         cost fused, unfused;
         complaint no = {""};
-        if (!row(program, context, "fused", threads, &fused, why))
+        bool interrupted;
+        if (!row(program, context, "fused", threads, &fused, &interrupted, why))
             return false;
         printf("| %" PRId64 " |", context);
         print_half(true, &fused, &no);
-        const bool measured = row(program, context, "unfused", threads, &unfused, &no);
+        const bool measured = row(program, context, "unfused", threads, &unfused, &interrupted, &no);
+        if (interrupted) {
+            *why = no;
+            return false;
+        }
         print_half(measured, &unfused, &no);
         putchar('\n');
         if (!measured && !*refusal)

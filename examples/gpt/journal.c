@@ -30,6 +30,8 @@ bool journal_open(journal *j, const char *path, int64_t step, complaint *why) {
     FILE *old = step > 0 ? fopen(path, "r") : NULL;
     snprintf(j->path, sizeof j->path, "%s", path);
     j->log = NULL;
+    if (step > 0 && !old && errno != ENOENT)
+        return complain(why, "%s: cannot be read: %s", path, strerror(errno));
     if (!file_begin(&d, path, why)) {
         if (old)
             fclose(old);

@@ -16,6 +16,7 @@ typedef struct run_result {
     double first_held_out, held_out; /* bits a byte, at its begin and end */
     double tokens_per_s, attention_share, seconds;
     bool interrupted;
+    bool unwritten; /* where it failed: a file could not be written */
 } run_result;
 
 /* Trains from the trainer's step to its recipe's last. Saves a checkpoint first, on the way and at the end;

@@ -37,6 +37,9 @@ bool sample(const gpt_config *config, const float *weights, int64_t given, int64
     gpt_config one = *config;
     gpt *model;
     one.batch = 1;
+    one.context =
+        total < one.context ? total : one.context; /* positions begin at 0: what is not there costs */
+    *why = (complaint){""};
     if (!gpt_open(&model, &one, why))
         return false;
     bool good = true;
@@ -46,7 +49,9 @@ bool sample(const gpt_config *config, const float *weights, int64_t given, int64
     for (int64_t n = given; good && n < total; n++) {
         const int64_t seen = n < one.context ? n : one.context;
         memcpy(row, out + n - seen, (size_t)seen);
-        good = !isnan(gpt_forward(model, weights, row, why));
+        good = isfinite(gpt_forward(model, weights, row, why));
+        if (!good && !*why->text)
+            complain(why, "the model's logits are not finite");
         if (good)
             out[n] = draw(gpt_logits(model) + (seen - 1) * GPT_VOCABULARY, temperature, uniform(&seed));
     }

@@ -1,6 +1,7 @@
 /* See settings.h. Floor: examples/gpt. */
 #include "settings.h"
 #include "cli/cli.h"
+#include "cli/file.h"
 #include "cli/options.h"
 
 #include <getopt.h>
@@ -41,6 +42,7 @@ enum {
     SAMPLE,
     TEMPERATURE,
     PLOT,
+    OVERWRITE,
     COMPARE,
     LONGEST,
     MEASURE
@@ -50,7 +52,8 @@ static const cli_option table[] = {
     {"text", "PATH", "a file or folder to learn; may be given again (default: this project's)", TEXT},
     {"out", "FOLDER", "for checkpoint.safetensors, log.jsonl and loss.svg (build/train)", OUT},
     {"resume", NULL, "go on from the folder's checkpoint; give the other options as before", RESUME},
-    {"steps", "N", "steps in all (300)", STEPS},
+    {"overwrite", NULL, "begin anew, although the folder has a checkpoint", OVERWRITE},
+    {"steps", "N", "steps in all, and the length of the rate's schedule (300)", STEPS},
     {"context", "N", "tokens of a sequence (256)", CONTEXT},
     {"batch", "N", "sequences of a batch (8)", BATCH},
     {"accumulate", "N", "batches of a step, whose gradients are added (1)", MICRO},
@@ -71,7 +74,7 @@ static const cli_option table[] = {
     {"decay", "X", "weight decay (0.1)", DECAY},
     {"clip", "X", "most norm of a gradient (1)", CLIP},
     {"seed", "N", "of weights, batches and the sample (1)", SEED},
-    {"threads", "N", "of attention (0: as many as there are)", THREADS},
+    {"threads", "N", "of attention (0: as many as there are); OMP_NUM_THREADS holds for all else", THREADS},
     {"save-every", "N", "steps between checkpoints (50)", SAVE_EVERY},
     {"held-out-every", "N", "steps between losses over the text held out (25)", HELD_OUT_EVERY},
     {"held-out-batches", "N", "batches of it (4)", HELD_OUT_BATCHES},
@@ -195,6 +198,8 @@ static void read_rest(settings *s, int id, const char *name, const char *value) 
         s->texts[s->text_count++] = value;
         break;
     case OUT:
+        if (!*value)
+            cli_fail(CLI_USAGE, "--out is empty; expected the name of a folder");
         s->out = value;
         break;
     case RESUME:
@@ -210,7 +215,12 @@ static void read_rest(settings *s, int id, const char *name, const char *value) 
         s->temperature = (double)number(name, value, 1e-3, 100);
         break;
     case PLOT:
+        if (strcmp(value, "none") && !file_ends(value, ".svg") && !file_ends(value, ".png"))
+            cli_fail(CLI_USAGE, "--plot is '%s'; expected a name ending in .svg or .png, or none", value);
         s->plot = value;
+        break;
+    case OVERWRITE:
+        s->overwrite = true;
         break;
     case COMPARE:
         s->compare = true;
@@ -233,6 +243,53 @@ static const char *name_of(int id) {
     return o->name;
 }
 
+/* What --compare and --measure have no use for is refused, not ignored. */
+static void check_use(const settings *s) {
+    static const int no_compare[] = {OUT,        RESUME,         OVERWRITE,        STEPS,  ATTENTION,   DTYPE,
+                                     SAVE_EVERY, HELD_OUT_EVERY, HELD_OUT_BATCHES, SAMPLE, TEMPERATURE, PLOT};
+    static const int measure[] = {CONTEXT, ATTENTION, THREADS, MEASURE};
+    for (size_t i = 0; s->compare && i < sizeof no_compare / sizeof *no_compare; i++)
+        if (s->given[no_compare[i]])
+            cli_fail(CLI_USAGE,
+                     "--compare has no use for --%s: it trains 100 steps in f32, fused and unfused",
+                     name_of(no_compare[i]));
+    for (const cli_option *o = table; s->measure && o->name; o++) {
+        bool used = false;
+        for (size_t i = 0; i < sizeof measure / sizeof *measure; i++)
+            used |= measure[i] == o->id;
+        if (s->given[o->id] && !used)
+            cli_fail(CLI_USAGE, "--measure has no use for --%s: the table's model is fixed", o->name);
+    }
+    if (s->resume && s->overwrite)
+        cli_fail(CLI_USAGE, "--resume and --overwrite exclude each other");
+    if (!s->compare && s->given[LONGEST])
+        cli_fail(CLI_USAGE, "--longest is for --compare only");
+}
+
+static void adopt(const settings *s, int id, double asked, double saved) {
+    if (s->given[id] && (asked < saved || asked > saved))
+        cli_fail(CLI_USAGE, "--%s is %g, but the checkpoint to go on from has %g; leave it out", name_of(id),
+                 asked, saved);
+}
+
+void settings_adopt(settings *s, const run_state *saved) {
+    const gpt_config *a = &s->config, *b = &saved->config;
+    adopt(s, CONTEXT, (double)a->context, (double)b->context);
+    adopt(s, LAYERS, (double)a->layers, (double)b->layers);
+    adopt(s, WIDTH, (double)a->width, (double)b->width);
+    adopt(s, HEADS, (double)a->heads_q, (double)b->heads_q);
+    adopt(s, HEADS_KV, (double)a->heads_kv, (double)b->heads_kv);
+    adopt(s, HEAD_DIM, (double)a->head_dim, (double)b->head_dim);
+    adopt(s, HIDDEN, (double)a->hidden, (double)b->hidden);
+    adopt(s, WINDOW, (double)a->window, (double)b->window);
+    adopt(s, SINKS, a->sinks, b->sinks);
+    adopt(s, SOFTCAP, (double)a->softcap, (double)b->softcap);
+    adopt(s, UNTIED, !a->tied, !b->tied);
+    adopt(s, SEED, (double)s->seed, (double)saved->seed);
+    s->config = *b;
+    s->seed = saved->seed;
+}
+
 void settings_read(settings *s, int argc, char **argv) {
     const char *value;
     *s = (settings){.out = "build/train", .sample = 300, .longest = 32768, .seed = 1, .temperature = 0.8};
@@ -253,6 +310,7 @@ void settings_read(settings *s, int argc, char **argv) {
     cli_begin_program("flashback-train", &self);
     for (int id; (id = cli_next(argc, argv, &value)) != -1;) {
         const char *name = name_of(id);
+        s->given[id] = true;
         if (!read_model(&s->config, id, name, value) && !read_recipe(s, id, name, value))
             read_rest(s, id, name, value);
     }
@@ -260,4 +318,5 @@ void settings_read(settings *s, int argc, char **argv) {
         cli_fail(CLI_USAGE, "'%s' is not an option; a text is given by --text", argv[optind]);
     if (!s->config.hidden)
         s->config.hidden = (s->config.width * 8 / 3 + 31) / 32 * 32;
+    check_use(s);
 }

@@ -4,7 +4,7 @@
 
 #include "run.h"
 
-enum { MOST_TEXTS = 256 };
+enum { MOST_TEXTS = 256, SETTINGS_IDS = 320 };
 
 typedef struct settings {
     gpt_config config;
@@ -15,8 +15,13 @@ typedef struct settings {
     int64_t sample, longest;
     uint64_t seed;
     double temperature;
-    bool resume, compare, measure;
+    bool resume, overwrite, compare, measure;
+    bool given[SETTINGS_IDS]; /* by the options' ids */
 } settings;
+
+/* Takes the model's shape and the seed from a checkpoint; exits with a sentence if an option says otherwise.
+ */
+void settings_adopt(settings *s, const run_state *saved);
 
 /* The defaults, and over them the command line; exits with a sentence where that is wrong. */
 void settings_read(settings *s, int argc, char **argv);

@@ -6,6 +6,7 @@
 #include "sample.h"
 #include "settings.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,18 +15,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Set by the first signal: the step in progress ends, and is saved. */
+/* The first signal's number: the step in progress ends, and is saved. */
 static volatile int stop;
 
 static void on_signal(int number) {
-    stop = 1;
+    stop = number;
     signal(number, SIG_DFL); /* the second one kills */
 }
 
-static void catch_signals(void) {
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    signal(SIGXFSZ, SIG_IGN); /* a file too large is an error of the write */
+static void catch_signals(void (*handler)(int)) {
+    signal(SIGINT, handler);
+    signal(SIGTERM, handler);
 }
 
 /* ---- Paths ---- */
@@ -61,7 +61,7 @@ static void make_folder(const char *folder) {
 /* The project's own sources and pages, from its top folder. */
 static void read_text(const settings *s, text *t) {
     static const char *const own[] = {"README.md", "docs", "include", "src", "harness", "cli", "examples"};
-    complaint why;
+    complaint why = {""};
     const bool given = s->text_count > 0;
     if (!given && access(own[0], R_OK))
         cli_fail(CLI_INPUT, "there is no %s here to learn; --text names files or folders", own[0]);
@@ -73,7 +73,7 @@ static void read_text(const settings *s, text *t) {
 
 static void print_sample(const settings *s, const trainer *t) {
     enum { PROMPT = 64 };
-    complaint why;
+    complaint why = {""};
     const int64_t given = PROMPT < t->text->size - t->text->train ? PROMPT : t->text->size - t->text->train;
     const int64_t total = given + s->sample;
     uint8_t *bytes = malloc((size_t)total);
@@ -93,7 +93,7 @@ static void print_sample(const settings *s, const trainer *t) {
 }
 
 static void draw(const settings *s, const char *log) {
-    complaint why;
+    complaint why = {""};
     const path own = in_folder(s, "loss.svg");
     const char *to = s->plot ? s->plot : own.text;
     char title[200];
@@ -101,6 +101,7 @@ static void draw(const settings *s, const char *log) {
         return;
     snprintf(title, sizeof title, "flashback-train: %lld layers of width %lld, context %lld",
              (long long)s->config.layers, (long long)s->config.width, (long long)s->config.context);
+    fflush(stdout);
     if (journal_plot(log, to, title, &why))
         printf("plot: %s\n", to);
     else if (s->plot)
@@ -109,9 +110,36 @@ static void draw(const settings *s, const char *log) {
         printf("no plot: %s\n", why.text);
 }
 
+/* Checkpoints that a run was killed while writing. */
+static void remove_drafts(const settings *s) {
+    static const char begin[] = "checkpoint.safetensors.";
+    DIR *folder = opendir(s->out);
+    for (const struct dirent *e; folder && (e = readdir(folder));)
+        if (!strncmp(e->d_name, begin, sizeof begin - 1) && strlen(e->d_name) == sizeof begin - 1 + 6)
+            unlink(in_folder(s, e->d_name).text);
+    if (folder)
+        closedir(folder);
+}
+
+/* Makes the folder ready; nothing that a run has left there is lost unless that is asked for. */
+static void prepare_folder(settings *s, const char *checkpoint) {
+    complaint why = {""};
+    run_state saved = {.config = s->config};
+    if (s->resume) {
+        if (!checkpoint_peek(checkpoint, &saved, &why))
+            cli_fail(CLI_INPUT, "%s", why.text);
+        settings_adopt(s, &saved);
+    } else if (!s->overwrite && access(checkpoint, F_OK) == 0)
+        cli_fail(CLI_USAGE,
+                 "%s is there already; --resume goes on from it, --overwrite begins anew, --out names "
+                 "another folder",
+                 checkpoint);
+    remove_drafts(s);
+}
+
 /* The shape of the model is the checkpoint's. */
 static void load(settings *s, const char *checkpoint, trainer *t) {
-    complaint why;
+    complaint why = {""};
     if (!checkpoint_load(checkpoint, gpt_layout_of(t->model), &t->state, &why))
         cli_fail(CLI_INPUT, "%s", why.text);
     if (t->state.step >= s->recipe.steps)
@@ -119,24 +147,14 @@ static void load(settings *s, const char *checkpoint, trainer *t) {
                  (long long)t->state.step, (long long)s->recipe.steps);
 }
 
-static void peek(settings *s, const char *checkpoint) {
-    complaint why;
-    run_state state = {.config = s->config};
-    if (!checkpoint_peek(checkpoint, &state, &why))
-        cli_fail(CLI_INPUT, "%s", why.text);
-    s->config = state.config;
-    s->seed = state.seed;
-}
-
 static int train(settings *s, const text *t) {
     const path checkpoint = in_folder(s, "checkpoint.safetensors"), log = in_folder(s, "log.jsonl");
-    complaint why;
+    complaint why = {""};
     trainer own;
     run_result r;
     s->run.checkpoint = checkpoint.text;
     s->run.log = log.text;
-    if (s->resume)
-        peek(s, checkpoint.text);
+    prepare_folder(s, checkpoint.text);
     if (!text_fits(t, s->config.context, &why))
         cli_fail(CLI_INPUT, "%s", why.text);
     if (!trainer_open(&own, &s->recipe, t, &s->config, s->seed, &why))
@@ -149,25 +167,27 @@ static int train(settings *s, const text *t) {
            (long long)gpt_layout_of(own.model)->floats, (long long)t->size, (long long)(t->size - t->train),
            (double)gpt_activation_bytes(own.model) * 1e-6);
     fflush(stdout);
+    catch_signals(on_signal);
     if (!run_training(&own, &s->run, &stop, &r, &why))
-        cli_fail(CLI_OUTPUT, "%s", why.text);
+        cli_fail(r.unwritten ? CLI_OUTPUT : CLI_LIBRARY, "%s", why.text);
+    catch_signals(SIG_DFL);
     printf("%s at step %lld: held out %.3f bits/byte, %.3f at the start; %.0f tokens/s, attention %.0f %% of "
            "the time\n",
            r.interrupted ? "interrupted" : "done", (long long)own.state.step, r.held_out, r.first_held_out,
            r.tokens_per_s, 100 * r.attention_share);
     printf("checkpoint: %s\nlog: %s\n", checkpoint.text, log.text);
-    draw(s, log.text);
     if (s->sample && !r.interrupted)
         print_sample(s, &own);
+    draw(s, log.text);
     trainer_close(&own);
-    return CLI_OK;
+    return r.interrupted ? 128 + stop : CLI_OK; /* as a shell says it of a program that a signal ended */
 }
 
 /* ---- Comparing ---- */
 
 static int measure(const settings *s) {
     const gpt_config config = compare_model(s->config.context, s->config.route, s->config.threads);
-    complaint why;
+    complaint why = {""};
     cost c;
     if (!compare_cost(&config, &c, &why))
         cli_fail(CLI_LIBRARY, "%s", why.text);
@@ -178,7 +198,7 @@ static int measure(const settings *s) {
 static int compare(const settings *s, const text *t) {
     recipe how = s->recipe;
     char self[4096];
-    complaint why;
+    complaint why = {""};
     double largest;
     how.steps = 100;
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -203,7 +223,8 @@ int main(int argc, char **argv) {
     settings_read(&s, argc, argv);
     if (s.measure)
         return cli_finish(measure(&s));
-    catch_signals();
+    signal(SIGXFSZ, SIG_IGN); /* a file too large, or a gnuplot that has ended, is an error of the write */
+    signal(SIGPIPE, SIG_IGN);
     read_text(&s, &t);
     const int code = s.compare ? compare(&s, &t) : train(&s, &t);
     text_close(&t);

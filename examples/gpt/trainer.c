@@ -76,9 +76,12 @@ bool trainer_step(trainer *t, step_result *result, complaint *why) {
 double trainer_held_out(trainer *t, int64_t batches, complaint *why) {
     const gpt_config *c = &t->state.config;
     double sum = 0;
+    *why = (complaint){""};
     for (int64_t n = 0; n < batches; n++) {
         text_held_out(t->text, n, batches, c->batch, c->context, t->tokens);
         sum += gpt_forward(t->model, t->state.weights, t->tokens, why);
     }
-    return sum / (double)batches * BITS_PER_NAT;
+    if (!isfinite(sum) && !*why->text)
+        complain(why, "step %lld: the loss over the text held out is not finite", (long long)t->state.step);
+    return isfinite(sum) ? sum / (double)batches * BITS_PER_NAT : (double)NAN;
 }

@@ -253,7 +253,8 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
             text, "  amx: passed over, the system does not permit tiles (arch_prctl); a thread's alternate "
                   "signal stack may be too small for them\n");
     if (s->pairs)
-        fb__text_add(text, "conversion: none of q, k, v and dout; P and dS are rounded to bf16 once\n");
+        fb__text_add(text, "conversion: none of q, k, v and dout; P and dS are rounded to bf16 once%s\n",
+                     s->few ? ", but for the forward, which is f32" : "");
     else if (!s->native)
         fb__text_add(text, "conversion: %s through f32 packs, one rounding at the end\n",
                      fb_dtype_name(p->d.dtype));

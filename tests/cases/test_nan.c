@@ -117,6 +117,8 @@ static void br_13_nan_in_keys_and_values_that_no_query_sees(void **state) {
         for (int n = 0; n < HIDINGS; n++) {
             check_unseen(type, "b2h1k1.q33k96.d16", &hidings[n]);
             check_unseen(type, "b2h2k1.q5k96.d16", &hidings[n]);
+            check_unseen(type, "b2h2k1.q2k96.d16", &hidings[n]);
+            check_unseen(type, "b2h1k1.q3k96.d16", &hidings[n]);
         }
 }
 

@@ -13,7 +13,7 @@ fail() {
 # In a subshell: the program takes its place, so that a signal meets it.
 train() {
     exec "$TRAIN" --layers 1 --width 32 --heads 2 --heads-kv 1 --head-dim 16 --context 32 --batch 2 --held-out-batches 1 \
-        --sample 0 --plot none --quiet "$@"
+        --sample 0 --plot none --quiet --out "$folder/none" "$@"
 }
 
 # refused CODE WORDS OPTION...: one sentence with those words, and that exit code.
@@ -44,6 +44,13 @@ refused 5 "/dev/null/run" --text README.md --out /dev/null/run
 file=$folder/run/checkpoint.safetensors
 cp "$file" "$folder/good"
 refused 2 "steps" --resume --text README.md $out --steps 5
+refused 2 "already" --text README.md $out --steps 5
+refused 2 "context" --resume --text README.md $out --steps 10 --context 64
+refused 2 "seed" --resume --text README.md $out --steps 10 --seed 9
+refused 2 "exclude" --resume --overwrite --text README.md $out
+refused 2 "plot" --text README.md --out "$folder/other" --plot loss.pdf
+refused 2 "empty" --text README.md --out ""
+cmp "$folder/good" "$file" || fail "what was refused changed the checkpoint"
 
 # The disk is full: files may have 20 blocks.
 (
@@ -66,7 +73,14 @@ train --text README.md --out "$folder/signal" --steps 1000000 >"$folder/said" 2>
 child=$!
 sleep 1
 kill -INT $child
-wait $child || fail "a run that was interrupted: $(cat "$folder/said")"
+wait $child
+[ $? -eq 130 ] || fail "a run that was interrupted: $(cat "$folder/said")"
 grep -q "interrupted at step" "$folder/said" || fail "nothing is said of the interrupt: $(cat "$folder/said")"
 [ -s "$folder/signal/checkpoint.safetensors" ] || fail "an interrupt left no checkpoint"
+# Options that would do nothing.
+for option in "--dtype bf16" --resume "--steps 7" "--out $folder/x"; do
+    # shellcheck disable=SC2086 # a list of words
+    "$TRAIN" --compare $option >"$folder/out" 2>"$folder/said"
+    [ $? -eq 2 ] || fail "--compare $option: $(cat "$folder/said")"
+done
 echo "all refusals are as they should be"

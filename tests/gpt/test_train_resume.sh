@@ -33,32 +33,47 @@ random() {
 
 (train --out "$folder/whole") >"$folder/said" 2>&1 || fail "the run that is left alone: $(cat "$folder/said")"
 
+# What the log's last line says of steps; 0 if there is none.
+last_step() {
+    step=$(tail -n 1 "$folder/parts/log.jsonl" 2>/dev/null | sed -n 's/^{"step":\([0-9]*\).*/\1/p')
+    echo "${step:-0}"
+}
+
+# A run of one step takes a while to begin: kills come from then on.
+start=$(date +%s%N)
+(train --out "$folder/one" --steps 1) >"$folder/said" 2>&1 || fail "a run of one step: $(cat "$folder/said")"
+begin=$((($(date +%s%N) - start) / 1000000))
+
 killed=0
+amid=0
+resume=""
 while [ $killed -lt $KILLS ]; do
-    resume=""
     [ -e "$folder/parts/checkpoint.safetensors" ] && resume=--resume
+    before=$(last_step)
+    # shellcheck disable=SC2086 # empty, or one word
     train --out "$folder/parts" $resume >"$folder/said" 2>&1 &
     child=$!
-    sleep "0.$(printf %03d "$(random)")"
-    if ! kill -9 $child 2>/dev/null; then
-        # It had ended by itself: well, or for a reason that is a fault.
-        wait $child || fail "after $killed kills: $(cat "$folder/said")"
-        echo "the run ended before it was killed $KILLS times; begun anew after $killed"
-        cmp -s "$folder/whole/checkpoint.safetensors" "$folder/parts/checkpoint.safetensors" ||
-            fail "after $killed kills the checkpoint differs"
-        rm -rf "$folder/parts"
-    else
-        wait $child 2>/dev/null
-    fi
+    milliseconds=$((begin * $(random) / 128))
+    sleep "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))"
+    kill -9 $child 2>/dev/null
+    wait $child 2>/dev/null
+    [ "$(last_step)" -gt "$before" ] && [ "$(last_step)" -lt 700 ] && amid=$((amid + 1))
     killed=$((killed + 1))
+    # One that has ended begins anew: it has nothing left to be killed in.
+    if [ "$(last_step)" -ge 700 ]; then
+        rm -rf "$folder/parts"
+        resume=""
+    fi
 done
-resume=""
+[ $amid -ge 10 ] || fail "only $amid of $KILLS kills met a run between its first step and its last"
 [ -e "$folder/parts/checkpoint.safetensors" ] && resume=--resume
+# shellcheck disable=SC2086
 (train --out "$folder/parts" $resume) >"$folder/said" 2>&1 || fail "the last part: $(cat "$folder/said")"
+[ "$(find "$folder/parts" -name 'checkpoint*' | wc -l)" -eq 1 ] || fail "half checkpoints were left behind"
 
 cmp "$folder/whole/checkpoint.safetensors" "$folder/parts/checkpoint.safetensors" || fail "the checkpoints differ"
 losses "$folder/whole" >"$folder/a"
 losses "$folder/parts" >"$folder/b"
 cmp "$folder/a" "$folder/b" || fail "the losses differ"
 [ "$(wc -l <"$folder/a")" -ge 700 ] || fail "the log lacks steps"
-echo "killed $KILLS times; checkpoint and losses are those of the run that was left alone"
+echo "killed $KILLS times, $amid of them amid steps; checkpoint and losses are those of the run that was left alone"

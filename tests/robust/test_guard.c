@@ -19,6 +19,11 @@
 static const char *const cases[] = {
     "b1h1k1.q1k1.d1",
     "b1h2k1.q17k21.d3.causal",
+    "b2h7k1.q1k1100.d17v9",
+    "b2h5k1.q1k130.d33v40.left20.right3",
+    "b5h6k1.q1k200.d7v20.packed.causal.odd",
+    "b2h1k1.q3k131.d16v32.maskbhqk.biasbhqk.neginf.dbias",
+    "b2h4k2.q4k70.d48.causal.offset-3",
     "b1h2k1.q40k50.d128",
     "b1h8k1.q8k98.d192v128",
     "b2h4k2.q70k83.d40.causal",
