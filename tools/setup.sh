@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing, and nothing else, through apt-get (Debian 12). Usage: tools/setup.sh group...
 #     run      what building the library and the CLI needs
-#     test     what the tests and `make lint` need on top, those for AArch64 included
+#     test     what the tests and `make lint` need on top
 #     aarch64  what the cross build for AArch64 and its tests need on top of `run`
 #     peers    what bench/peers needs to make a Python with PyTorch
 set -u
@@ -37,7 +37,6 @@ probe_test() {
     need 'command -v clang-tidy' clang-tidy
     need 'command -v clang-format' clang-format
     need 'python3 -c "import ctypes"' python3
-    probe_aarch64
 }
 
 # Packages of arm64 are unpacked into a folder of their own, where cmake/aarch64.cmake looks for them. To install

@@ -1,5 +1,7 @@
 /* See parameters.h. */
 #include "parameters.h"
+#include "cli/file.h"
+#include "random.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -92,16 +94,8 @@ int64_t gpt_find(const gpt_layout *layout, const char *name) {
 
 /* ---- The first weights ---- */
 
-/* The next number of splitmix64 (Steele, Lea and Flood, 2014). */
-static uint64_t next(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 /* In (0, 1], so that it has a logarithm. */
-static double uniform(uint64_t *state) { return ldexp((double)((next(state) >> 11) + 1), -53); }
+static double uniform(uint64_t *state) { return ldexp((double)(random_53(state) + 1), -53); }
 
 /* sqrt(-2 ln u) cos(2 pi v) has mean 0 and deviation 1 (Box and Muller, 1958). In double, so that a last bit
  * in which two machines' ln and cos differ is lost when the result becomes a float. */
@@ -110,23 +104,18 @@ static double normal(uint64_t *state) {
     return sqrt(-2 * log(u)) * cos(two_pi * v);
 }
 
-static bool ends_with(const char *name, const char *end) {
-    const size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* All numbers come from one generator, in the order of the layout. */
 void gpt_initialize(const gpt_layout *layout, const gpt_config *config, uint64_t seed, float *weights) {
     uint64_t state = seed;
     for (int64_t i = 0; i < layout->count; i++) {
         const gpt_matrix *m = &layout->matrices[i];
         float *w = weights + m->offset;
-        const bool residual = ends_with(m->name, ".wo") || ends_with(m->name, ".w_down");
+        const bool residual = file_ends(m->name, ".wo") || file_ends(m->name, ".w_down");
         const double deviation = residual ? 0.02 / sqrt(2 * (double)config->layers) : 0.02;
         for (int64_t j = 0; j < m->rows * m->cols; j++)
             if (m->decays)
                 w[j] = (float)(deviation * normal(&state));
             else
-                w[j] = ends_with(m->name, ".sinks") ? 0 : 1;
+                w[j] = file_ends(m->name, ".sinks") ? 0 : 1;
     }
 }

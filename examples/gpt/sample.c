@@ -1,18 +1,14 @@
 /* See sample.h. Every byte is a forward over the whole context: short, and what follows a position does not
  * reach it under the causal mask, so that the rest of the row may be anything. Floor: examples/gpt. */
 #include "sample.h"
+#include "random.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Uniform in [0, 1). (splitmix64) */
-static double uniform(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
-}
+/* Uniform in [0, 1). */
+static double uniform(uint64_t *state) { return (double)random_53(state) * 0x1p-53; }
 
 static uint8_t draw(const float *logits, float temperature, double u) {
     double p[GPT_VOCABULARY], sum = 0;

@@ -1,6 +1,7 @@
 /* See text.h. Floor: examples/gpt. */
 #include "text.h"
 #include "cli/file.h"
+#include "random.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -177,13 +178,8 @@ bool text_fits(const text *t, int64_t context, complaint *why) {
 
 /* ---- Batches --------------------------------------------------------------------------------------- */
 
-/* A step of splitmix64 (Steele, Lea and Flood, 2014), which takes in a number. */
-static uint64_t mix(uint64_t state, uint64_t number) {
-    uint64_t z = state + number + 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
+/* Takes in one number more. */
+static uint64_t mix(uint64_t state, uint64_t number) { return random_mix(state + number); }
 
 void text_batch(const text *t, uint64_t seed, int64_t step, int64_t micro, int64_t batch, int64_t context,
                 uint8_t *tokens) {

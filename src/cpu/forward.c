@@ -36,7 +36,7 @@ static scratch carve(const fb__cpu_state *state, const fb__problem *p, char *bas
     } arrays[] = {{&x.q, state->d_pad * FB__BR},
                   {&x.o, state->dv_pad * FB__BR},
                   {&x.s, FB__BC * FB__BR},
-                  {&x.rows, state->few ? fb__round_up(state->dv_pad, state->k->lanes) * FB__FEW : 0},
+                  {&x.rows, state->few ? state->dv_pad * FB__FEW : 0},
                   {&x.cells, pairs ? FB__BC * FB__BR / 2 : 0},
                   {&x.k, pack ? FB__BC * state->d_pad : 0},
                   {&x.v, pack ? FB__BC * state->dv_pad : 0},
@@ -159,6 +159,13 @@ static bool weights(const fb__call *c, const fb__block *block, const fb__tile *t
     return fb__tile_softmax(c, block, tile, x->s, x->m, x->l, x->alpha, x->cells);
 }
 
+/* K and V of nk keys from k0 on. */
+static void ahead_keys(const fb__call *c, const fb__block *block, int64_t k0, int64_t nk, fb__ahead *ahead) {
+    const fb_desc *d = &c->p->d;
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, k0, nk, d->head_dim, ahead);
+    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v, ahead);
+}
+
 /* ---- Few queries ---- */
 
 /* K or V in whole vectors: in place, or packed as T. */
@@ -185,11 +192,8 @@ static vectors vectors_of(const fb__call *c, const fb__block *block, int64_t fir
 
 /* The keys after a tile, piece by piece while it is worked on. */
 static fb__ahead next_keys(const fb__call *c, const fb__block *block, int64_t next, int64_t end) {
-    const fb_desc *d = &c->p->d;
-    const int64_t nk = fb__min(FB__BC, end - next);
     fb__ahead ahead = {.lines = 1};
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, next, nk, d->head_dim, &ahead);
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v, &ahead);
+    ahead_keys(c, block, next, fb__min(FB__BC, end - next), &ahead);
     for (int i = 0; i < ahead.parts; i++)
         ahead.lines += (int)(ahead.part[i].bytes / 128);
     return ahead;
@@ -252,8 +256,7 @@ static fb__ahead look_ahead(const fb__call *c, const fb__block *block, int64_t k
         fb__fetch_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v);
         return ahead;
     }
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, next, nk, d->head_dim, &ahead);
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, next, nk, d->head_dim_v, &ahead);
+    ahead_keys(c, block, next, nk, &ahead);
     for (int i = 0; i < ahead.parts; i++)
         ahead.lines += (int)(fb__ceil(ahead.part[i].bytes, 64) * nk / (FB__BC + d->head_dim_v));
     return ahead;
@@ -330,8 +333,7 @@ static fb__ahead ahead_of(const fb__call *c, const fb__block *block, int64_t ind
     int64_t k0 = block->keys.hi, nk = fb__min(FB__BC, block->seq.len_k - k0);
     fb__ahead_block(c, block, c->io->out, d->out, d->head_dim_v, &ahead);
     fb__ahead_index(c, index + 1, c->io->q, d->q, d->head_dim, &ahead);
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->k, d->k, k0, nk, d->head_dim, &ahead);
-    fb__ahead_keys(c, &block->seq, block->kv, c->io->v, d->v, k0, nk, d->head_dim_v, &ahead);
+    ahead_keys(c, block, k0, nk, &ahead);
     return ahead;
 }
 
