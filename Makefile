@@ -1,6 +1,6 @@
 # The index of what can be done here; the work is in CMakePresets.json, tests/CMakeLists.txt and tools/.
 .NOTPARALLEL:
-.PHONY: help run test check check-real bench bench-peers lint format install asan tsan aarch64 fuzz clean setup ci
+.PHONY: help run test check check-real check-gpu bench bench-peers lint format install asan tsan aarch64 fuzz clean setup ci
 .PHONY: build dev test-setup test-gcc test-clang
 
 PREFIX ?= /usr/local
@@ -18,12 +18,16 @@ test: test-setup lint test-clang asan tsan test-gcc aarch64 ## Everything: lint,
 
 check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
 	cmake --preset dev && cmake --build --preset dev
-	ctest --preset dev -L 'unit|check'
+	ctest --preset dev -L 'unit|check|cuda'
 
 check-real: build ## Both passes over real attention tensors, verified, on every route that takes any length
 	build/release/flashback run --table --verify tests/data/*.safetensors
 	for r in fused unfused reference; do \
 	    build/release/flashback run --route $$r --verify tests/data/*.safetensors || exit 1; done
+
+check-gpu: test-setup ## On a machine with an NVIDIA GPU: all cases, graphs, streams, NVIDIA's sanitizers
+	cmake --preset ci && cmake --build --preset ci
+	tools/check_gpu.sh build/ci
 
 bench: build ## Speed and memory of all routes on this machine
 	build/release/flashback bench
@@ -69,7 +73,7 @@ build: setup
 	cmake --preset release && cmake --build --preset release
 
 test-setup:
-	@tools/setup.sh run test
+	@tools/setup.sh run test nvrtc
 
 test-gcc:
 	cmake --preset ci && cmake --build --preset ci

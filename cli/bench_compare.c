@@ -18,6 +18,14 @@ static bool same_word(const json_t *line, const char *key, const char *word) {
     return text && !strcmp(text, word);
 }
 
+/* Rows of an earlier version have neither device nor regime: they are the CPU's. */
+static bool same_place(const json_t *line, const bench_row *r) {
+    const char *device = json_string_value(json_object_get(line, "device"));
+    const char *regime = json_string_value(json_object_get(line, "regime"));
+    return !strcmp(device ? device : "cpu", fb_device_name(r->desc.device)) &&
+           !strcmp(regime ? regime : "", r->regime.text);
+}
+
 static bool same_problem(const json_t *line, const bench_place *p, const bench_row *r) {
     const fb_desc *d = &r->desc;
     return same_number(line, "batch", d->batch) && same_number(line, "heads_q", d->heads_q) &&
@@ -26,7 +34,7 @@ static bool same_problem(const json_t *line, const bench_place *p, const bench_r
            same_number(line, "head_dim_v", d->head_dim_v) && same_number(line, "threads", p->threads) &&
            same_word(line, "dtype", fb_dtype_name(d->dtype)) && same_word(line, "mask", r->mask.text) &&
            same_word(line, "pass", bench_pass_name(r->pass)) &&
-           same_word(line, "route_asked", fb_route_name(d->route));
+           same_word(line, "route_asked", fb_route_name(d->route)) && same_place(line, r);
 }
 
 /* The lines of the file, each an object; the caller releases the array. */
@@ -69,10 +77,11 @@ bool bench_compare(const char *path, const bench_place *place, const bench_row *
         const bench_row *r = &rows[i];
         const json_t *line = *r->refused ? NULL : find(lines, place, r);
         double before = json_number_value(json_object_get(line, "ms_median"));
-        fprintf(to, "%-6s %s B=%lld Hq=%lld Hkv=%lld Lq=%lld Lk=%lld D=%lld %s %s: ", r->mask.text,
+        fprintf(to, "%-6s %s B=%lld Hq=%lld Hkv=%lld Lq=%lld Lk=%lld D=%lld %s %s%s%s: ", r->mask.text,
                 fb_dtype_name(r->desc.dtype), (long long)r->desc.batch, (long long)r->desc.heads_q,
                 (long long)r->desc.heads_kv, (long long)r->desc.len_q, (long long)r->desc.len_k,
-                (long long)r->desc.head_dim, bench_pass_name(r->pass), fb_route_name(r->desc.route));
+                (long long)r->desc.head_dim, bench_pass_name(r->pass), fb_route_name(r->desc.route),
+                *r->regime.text ? " " : "", r->regime.text);
         if (before <= 0) {
             fputs("no baseline\n", to);
             continue;
@@ -88,7 +97,9 @@ bool bench_compare(const char *path, const bench_place *place, const bench_row *
         fprintf(to, "note: the baseline is from another machine; its ratios say little\n");
     json_decref(lines);
     if (!found)
-        cli_fail(CLI_INPUT, "%s: has none of these rows (same shape, dtype, mask, pass, route and threads)",
-                 path);
+        cli_fail(
+            CLI_INPUT,
+            "%s: has none of these rows (same shape, dtype, mask, pass, route, device, regime and threads)",
+            path);
     return good;
 }

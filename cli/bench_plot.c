@@ -20,7 +20,8 @@ void bench_plot_check(const char *path) {
 
 static bool same_line(const bench_row *a, const bench_row *b) {
     return a->desc.head_dim == b->desc.head_dim && a->pass == b->pass && a->desc.route == b->desc.route &&
-           a->desc.dtype == b->desc.dtype && !strcmp(a->mask.text, b->mask.text);
+           a->desc.dtype == b->desc.dtype && !strcmp(a->mask.text, b->mask.text) &&
+           !strcmp(a->regime.text, b->regime.text);
 }
 
 /* Is the row the first of its line? */
@@ -46,8 +47,10 @@ static void write_script(FILE *to, const char *temporary, const char *path, cons
     }
     fprintf(to, "set terminal %s size 960,600\nset output '%s'\n", file_ends(path, ".svg") ? "svg" : "png",
             temporary);
-    fprintf(to, "set title \"%s, %d threads, flashback %s\" noenhanced\n", place->machine.text,
-            place->threads, fb_version());
+    fprintf(to, "set title \"%s, ", place->machine.text);
+    if (!place->gpu)
+        fprintf(to, "%d threads, ", place->threads);
+    fprintf(to, "flashback %s\" noenhanced\n", fb_version());
     fputs("set xlabel \"key length L [keys]\"\nset ylabel \"speed [GFLOP/s]\"\nset logscale x 2\nset yrange "
           "[0:*]\n"
           "set grid\nset key below noenhanced\nplot ",
@@ -55,9 +58,10 @@ static void write_script(FILE *to, const char *temporary, const char *path, cons
     const char *comma = "";
     for (size_t i = 0; i < count; i++)
         if (begins_line(rows, i)) {
-            fprintf(to, "%s$line%zu using 1:2 with linespoints title \"D=%lld %s %s %s %s\"", comma, i,
+            fprintf(to, "%s$line%zu using 1:2 with linespoints title \"D=%lld %s %s %s %s %s\"", comma, i,
                     (long long)rows[i].desc.head_dim, bench_pass_name(rows[i].pass), rows[i].mask.text,
-                    fb_dtype_name(rows[i].desc.dtype), fb_route_name(rows[i].desc.route));
+                    fb_dtype_name(rows[i].desc.dtype), fb_route_name(rows[i].desc.route),
+                    rows[i].regime.text);
             comma = ", ";
         }
     fputs("\n", to);

@@ -17,6 +17,10 @@ typedef struct set_row {
 #define SELF(set, batch, heads_q, heads_kv, len, dim, masks)                                                 \
     { set, batch, heads_q, heads_kv, len, len, dim, masks }
 #define SMALL(len) SELF("small", 32, 8, 8, len, 64, BOTH), SELF("small", 128, 8, 8, len, 64, BOTH)
+/* 16384 queries in all, and as many operations for every D. */
+#define HOPPER_LEN(batch, len)                                                                               \
+    SELF("hopper", batch, 32, 32, len, 64, BOTH), SELF("hopper", batch, 16, 16, len, 128, BOTH),             \
+        SELF("hopper", batch, 8, 8, len, 256, BOTH)
 #define DECODE(len_k)                                                                                        \
     {"decode", 1, 32, 8, 1, len_k, 128, DENSE}, {"decode", 1, 32, 8, 2, len_k, 128, DENSE},                  \
         {"decode", 1, 32, 8, 4, len_k, 128, DENSE}, {                                                        \
@@ -48,6 +52,15 @@ static const set_row rows[] = {
     SELF("original", 1, 32, 32, 4096, 128, BOTH),
     SELF("original", 1, 32, 8, 2048, 128, CAUSAL),
 
+    HOPPER_LEN(32, 512),
+    HOPPER_LEN(16, 1024),
+    HOPPER_LEN(8, 2048),
+    HOPPER_LEN(4, 4096),
+    HOPPER_LEN(2, 8192),
+    HOPPER_LEN(1, 16384),
+    SELF("hopper", 4, 32, 8, 4096, 128, CAUSAL),
+    SELF("hopper", 2, 32, 8, 8192, 128, CAUSAL),
+
     SMALL(16),
     SMALL(32),
     SMALL(64),
@@ -57,6 +70,10 @@ static const set_row rows[] = {
     DECODE(8192),
     DECODE(65536),
 };
+
+fb_dtype bench_set_dtype(const char *name) {
+    return !strcmp(name, "original") ? FB_F16 : !strcmp(name, "hopper") ? FB_BF16 : FB_F32;
+}
 
 void bench_list_add(bench_list *list, const fb_desc *desc) {
     list->at = realloc(list->at, (list->count + 1) * sizeof *list->at);

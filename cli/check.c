@@ -26,10 +26,12 @@ typedef struct settings {
     const char *filter;
     int route;       /* an fb_route, or -1 = all */
     int device;      /* an fb_device, or -1 = all that are present */
+    int32_t index;   /* which of that kind */
     const char *isa; /* NULL = what the environment says, else the best */
     bool all_isas, list, json, verbose;
     int threads;
     uint64_t seed;
+    size_t part, parts; /* every parts-th case, from part on */
 } settings;
 
 typedef struct tally {
@@ -46,14 +48,16 @@ static void print_usage(FILE *to) {
           "  -f, --filter REGEX   only cases whose name matches (POSIX extended; a piece of a name will do)\n"
           "  -r, --route ROUTE    auto, fused, vector, unfused or reference (default: all)\n"
           "  -d, --device DEVICE  cpu, cuda or metal (default: all that are present)\n"
+          "      --index N        which device of that kind (default: 0)\n"
           "  -i, --isa ISA        a value of FLASHBACK_ISA, or all (default: the best there is)\n"
           "  -t, --threads N      most threads of a call (default: what OpenMP allows)\n"
           "  -s, --seed N         other random values (default: 0)\n"
+          "  -p, --part I/N       every N-th case from the I-th on, to share the list (default: 1/1)\n"
           "  -l, --list           print the names of the cases and run nothing\n"
           "  -v, --verbose        a line for every run, not only for failures\n"
           "      --json           a JSON object for every run, and one for the sum\n"
           "  -h, --help           print this\n\n"
-          "Exit codes: 0 nothing failed, 1 something failed, 2 wrong usage.\n",
+          "Exit codes: 0 nothing failed, 1 something failed, 2 wrong usage, 4 the device is not there.\n",
           to);
 }
 
@@ -76,60 +80,84 @@ static uint64_t number(const char *text, const char *what, uint64_t most) {
     return n;
 }
 
+static void read_part(const char *text, settings *s) {
+    unsigned long part, parts;
+    char rest;
+    if (sscanf(text, "%lu/%lu%c", &part, &parts, &rest) != 2 || part < 1 || part > parts)
+        cli_fail(CLI_USAGE, "--part '%s' is not I/N with I from 1 to N", text);
+    s->part = part - 1, s->parts = parts;
+}
+
+enum { JSON = 256, INDEX };
+
+static const struct option longs[] = {
+    {"filter", required_argument, NULL, 'f'},
+    {"route", required_argument, NULL, 'r'},
+    {"device", required_argument, NULL, 'd'},
+    {"index", required_argument, NULL, INDEX},
+    {"isa", required_argument, NULL, 'i'},
+    {"threads", required_argument, NULL, 't'},
+    {"seed", required_argument, NULL, 's'},
+    {"part", required_argument, NULL, 'p'},
+    {"list", no_argument, NULL, 'l'},
+    {"verbose", no_argument, NULL, 'v'},
+    {"json", no_argument, NULL, JSON},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+static void read_option(settings *s, int option) {
+    switch (option) {
+    case 'f':
+        s->filter = optarg;
+        break;
+    case 'r':
+        s->route = word(optarg, "route", route_name, ROUTE_COUNT);
+        break;
+    case 'd':
+        s->device = word(optarg, "device", device_name, DEVICE_COUNT);
+        break;
+    case INDEX:
+        s->index = (int32_t)number(optarg, "index", INT32_MAX);
+        break;
+    case 'i':
+        s->all_isas = strcmp(optarg, "all") == 0;
+        s->isa = s->all_isas ? NULL : isas[word(optarg, "isa", isa_name, ISA_COUNT)];
+        break;
+    case 't':
+        s->threads = (int)number(optarg, "threads", 4096);
+        break;
+    case 's':
+        s->seed = number(optarg, "seed", UINT32_MAX);
+        break;
+    case 'p':
+        read_part(optarg, s);
+        break;
+    case 'l':
+        s->list = true;
+        break;
+    case 'v':
+        s->verbose = true;
+        break;
+    case JSON:
+        s->json = true;
+        break;
+    case 'h':
+        print_usage(stdout);
+        exit(cli_finish(CLI_OK));
+    default:
+        exit(CLI_USAGE);
+    }
+}
+
 static settings read_options(int argc, char **argv) {
-    enum { JSON = 256 };
-    static const struct option options[] = {
-        {"filter", required_argument, NULL, 'f'},
-        {"route", required_argument, NULL, 'r'},
-        {"device", required_argument, NULL, 'd'},
-        {"isa", required_argument, NULL, 'i'},
-        {"threads", required_argument, NULL, 't'},
-        {"seed", required_argument, NULL, 's'},
-        {"list", no_argument, NULL, 'l'},
-        {"verbose", no_argument, NULL, 'v'},
-        {"json", no_argument, NULL, JSON},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    settings s = {.route = -1, .device = -1};
-    for (int c; (c = getopt_long(argc, argv, "f:r:d:i:t:s:lvh", options, NULL)) != -1;)
-        switch (c) {
-        case 'f':
-            s.filter = optarg;
-            break;
-        case 'r':
-            s.route = word(optarg, "route", route_name, ROUTE_COUNT);
-            break;
-        case 'd':
-            s.device = word(optarg, "device", device_name, DEVICE_COUNT);
-            break;
-        case 'i':
-            s.all_isas = strcmp(optarg, "all") == 0;
-            s.isa = s.all_isas ? NULL : isas[word(optarg, "isa", isa_name, ISA_COUNT)];
-            break;
-        case 't':
-            s.threads = (int)number(optarg, "threads", 4096);
-            break;
-        case 's':
-            s.seed = number(optarg, "seed", UINT32_MAX);
-            break;
-        case 'l':
-            s.list = true;
-            break;
-        case 'v':
-            s.verbose = true;
-            break;
-        case JSON:
-            s.json = true;
-            break;
-        case 'h':
-            print_usage(stdout);
-            exit(cli_finish(CLI_OK));
-        default:
-            exit(CLI_USAGE);
-        }
+    settings s = {.route = -1, .device = -1, .parts = 1};
+    for (int c; (c = getopt_long(argc, argv, "f:r:d:i:t:s:p:lvh", longs, NULL)) != -1;)
+        read_option(&s, c);
     if (optind < argc)
         cli_fail(CLI_USAGE, "'%s' is not an option; --help lists them", argv[optind]);
+    if (s.index && s.device <= FB_CPU)
+        cli_fail(CLI_USAGE, "--index needs --device cuda or metal");
     return s;
 }
 
@@ -183,6 +211,7 @@ static void run_routes(const settings *s, const fbh_oracle *oracle, fb_device de
         if ((s->route >= 0 && route != s->route) || !fbh_route_fits(c, (fb_route)route) || done >> route & 1)
             continue;
         const fbh_options options = {.device = device,
+                                     .index = device == FB_CPU ? 0 : s->index,
                                      .route = (fb_route)route,
                                      .threads = s->threads,
                                      .guard = route == FB_AUTO ? FBH_GUARD_START : FBH_GUARD_END};
@@ -195,14 +224,29 @@ static void run_routes(const settings *s, const fbh_oracle *oracle, fb_device de
     }
 }
 
-/* FB_NO_DEVICE is the one answer that a device which is there does not give. */
-static bool present(fb_device device) {
+/* FB_NO_DEVICE is the one answer that a device which is there does not give; a plan also asks for its
+ * compiler. */
+static bool present(fb_device device, int32_t index) {
     fb_desc desc;
+    fb_plan *plan;
     fb_desc_init(&desc, sizeof desc);
     desc.device = device;
+    desc.index = index;
     desc.batch = desc.heads_q = desc.heads_kv = desc.len_q = desc.len_k = 1;
     desc.head_dim = desc.head_dim_v = 64;
-    return fb_supported(&desc) != FB_NO_DEVICE;
+    const fb_status status = fb_plan_create(&plan, &desc);
+    fb_plan_destroy(plan);
+    return status != FB_NO_DEVICE;
+}
+
+/* One that is asked for has to be there: a run in which nothing could be checked is no success. */
+static void find_devices(const settings *s, bool *use) {
+    for (int device = 0; device < DEVICE_COUNT; device++) {
+        const bool asked = device == s->device;
+        use[device] = (asked || s->device < 0) && present((fb_device)device, asked ? s->index : 0);
+        if (asked && !use[device])
+            cli_fail(CLI_LIBRARY, "%s", fb_last_error());
+    }
 }
 
 /* The instruction sets of this machine, as fb_info lists them ahead of the environment variables. */
@@ -221,12 +265,12 @@ static void find_isas(bool *use) {
             use[n] |= strcmp(isa, isas[n]) == 0;
 }
 
-static void run_case(const settings *s, const fbh_case *c, const bool *use, tally *sum) {
+static void run_case(const settings *s, const fbh_case *c, const bool *devices, const bool *use, tally *sum) {
     fbh_oracle oracle;
     snprintf(running, sizeof running, "%s, the reference", c->name);
     fbh_oracle_open(&oracle, c, s->seed);
     for (int device = 0; device < DEVICE_COUNT; device++) {
-        if (s->device >= 0 ? device != s->device : !present((fb_device)device))
+        if (!devices[device])
             continue;
         if (device != FB_CPU || !s->all_isas) {
             run_routes(s, &oracle, (fb_device)device, device == FB_CPU && s->isa ? s->isa : "best", 0, sum);
@@ -263,21 +307,23 @@ int cmd_check(int argc, char **argv) {
         cli_fail(CLI_USAGE, "%s", error);
     if (count == 0)
         cli_fail(CLI_USAGE, "no case matches '%s'; --list prints the names", s.filter);
-    bool use[ISA_COUNT];
+    bool use[ISA_COUNT], devices[DEVICE_COUNT];
     tally sum = {{0}};
     const double start = fbh_now();
     find_isas(use);
+    if (!s.list)
+        find_devices(&s, devices);
     if (s.isa)
         setenv("FLASHBACK_ISA", s.isa, 1);
     setvbuf(stdout, NULL, _IOLBF, 0); /* a crash takes no line with it */
     watch_faults();
-    for (size_t n = 0; n < count; n++)
+    for (size_t n = s.part; n < count; n += s.parts)
         if (s.list)
             puts(cases[n].name);
         else
-            run_case(&s, &cases[n], use, &sum);
+            run_case(&s, &cases[n], devices, use, &sum);
     if (!s.list)
-        report_sum(&s, count, &sum, fbh_now() - start);
+        report_sum(&s, (count - s.part + s.parts - 1) / s.parts, &sum, fbh_now() - start);
     free(cases);
     return cli_finish(sum.count[FBH_FAIL] ? CLI_CHECK : CLI_OK);
 }

@@ -33,9 +33,11 @@ int cmd_run(int argc, char **argv);
 int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
+int cmd_warm(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 
-extern const cli_option cli_run_options[], cli_bench_options[], cli_explain_options[], cli_info_options[];
+extern const cli_option cli_run_options[], cli_bench_options[], cli_explain_options[], cli_warm_options[],
+    cli_info_options[];
 
 /* Says which verb runs, before anything else here is called. */
 void cli_begin(const cli_verb *chosen);

@@ -4,50 +4,15 @@
 #include "flashback.h"
 #include "options.h"
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { ID_SHAPE = 300, ID_WITH };
 
 const cli_option cli_explain_options[] = {
     {"shape", "B,HQ,HKV,LQ,LK,D[,DV]", "the shape; needed", ID_SHAPE},
-    {"with", "LIST",
-     "options that take part: bias, dbias, mask, sinks, dsinks, dlse, lengths, accumulate, deterministic, "
-     "forward-only",
-     ID_WITH},
+    {"with", "LIST", "options that take part: " OPTIONS_PARTS, ID_WITH},
     {0},
 };
-
-static const struct {
-    const char *word;
-    uint32_t flag;
-} parts[] = {
-    {"bias", FB_BIAS},
-    {"dbias", FB_DBIAS},
-    {"mask", FB_MASK},
-    {"sinks", FB_SINKS},
-    {"dsinks", FB_DSINKS},
-    {"dlse", FB_DLSE},
-    {"lengths", FB_LENGTHS},
-    {"accumulate", FB_ACCUMULATE},
-    {"deterministic", FB_DETERMINISTIC},
-    {"forward-only", FB_FORWARD_ONLY},
-};
-
-static uint32_t read_parts(const char *list) {
-    uint32_t flags = 0;
-    for (const char *at = list; *at;) {
-        const size_t length = strcspn(at, ","), count = sizeof parts / sizeof *parts;
-        size_t i = 0;
-        while (i < count && (strlen(parts[i].word) != length || strncmp(at, parts[i].word, length)))
-            i++;
-        if (i == count)
-            cli_fail(CLI_USAGE, "--with: '%.*s' is unknown; --help lists the words", (int)length, at);
-        flags |= parts[i].flag;
-        at += length + (at[length] == ',');
-    }
-    return flags;
-}
 
 int cmd_explain(int argc, char **argv) {
     options o;
@@ -61,7 +26,7 @@ int cmd_explain(int argc, char **argv) {
             parse_shape(value, &shape);
             shaped = true;
         } else if (id == ID_WITH) {
-            with |= read_parts(value);
+            with |= parse_parts(value);
         } else {
             options_note(&flags, id, value);
         }
@@ -73,12 +38,7 @@ int cmd_explain(int argc, char **argv) {
     options_init(&o);
     options_apply(&o, &flags);
     options_shape(&o, &shape);
-    o.desc.flags |= with;
-    const fb_shape scores = {o.desc.batch, o.desc.heads_q, o.desc.len_q, o.desc.len_k};
-    if (with & FB_BIAS)
-        o.desc.bias_shape = scores;
-    if (with & FB_MASK)
-        o.desc.mask_shape = scores;
+    options_parts(&o, with);
 
     static char text[16384];
     fb_plan *plan;

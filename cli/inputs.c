@@ -373,11 +373,14 @@ void inputs_make_job(inputs *in, job *j) {
     fbh_case c;
     fbh_case_init(&c);
     c.desc = in->options.desc;
+    c.desc.device = FB_CPU; /* a case has none: what is expected of it is computed there */
+    c.desc.index = 0;
     c.layout = in->options.layout;
     c.lens_q = given(in, FBH_LENS_Q);
     c.lens_k = given(in, FBH_LENS_K);
     *j = (job){.backward = !in->forward_only};
-    fbh_problem_create(&j->problem, &c, FB_CPU, 0, FBH_GUARD_NONE, false);
+    fbh_problem_create(&j->problem, &c, in->options.desc.device, in->options.desc.index, FBH_GUARD_NONE,
+                       false);
     j->problem.desc.route = in->options.desc.route;
     j->problem.desc.threads = in->options.desc.threads;
     if (is_packed(in)) {

@@ -15,16 +15,29 @@ static word_text word(const char *from, size_t length) {
     return w;
 }
 
-word_text word_after(const char *text, const char *key) {
+/* Behind "key: " of the first such line; NULL if there is none. */
+static const char *value_of(const char *text, const char *key) {
     const size_t length = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n')) {
         line += *line == '\n';
-        if (!strncmp(line, key, length) && line[length] == ':') {
-            line += length + 1 + strspn(line + length + 1, " ");
-            return word(line, strcspn(line, ",;(\n"));
-        }
+        if (!strncmp(line, key, length) && line[length] == ':')
+            return line + length + 1 + strspn(line + length + 1, " ");
     }
-    return word("?", 1);
+    return NULL;
+}
+
+word_text word_after(const char *text, const char *key) {
+    const char *value = value_of(text, key);
+    return value ? word(value, strcspn(value, ",;(\n")) : word("?", 1);
+}
+
+word_text word_behind(const char *text, const char *key, const char *lead) {
+    const char *value = value_of(text, key);
+    const char *found = value ? strstr(value, lead) : NULL;
+    if (!found || found > value + strcspn(value, "\n"))
+        return word("?", 1);
+    found += strlen(lead);
+    return word(found, strcspn(found, " ,;()\n"));
 }
 
 /* Some architectures name no model there; the kernel's name of the machine has to do. */
@@ -69,4 +82,16 @@ int machine_threads(void) {
     fb_info(text, sizeof text);
     const int threads = atoi(word_after(text, "cpu threads").text);
     return threads > 0 ? threads : 1;
+}
+
+machine_gpu machine_find_gpu(int index) {
+    static char text[16384];
+    char key[32];
+    snprintf(key, sizeof key, "cuda device %d", index);
+    fb_info(text, sizeof text);
+    return (machine_gpu){.name = word_after(text, key),
+                         .capability = word_behind(text, key, "compute capability "),
+                         .driver = word_after(text, "cuda driver"),
+                         .nvrtc = word_behind(text, "cuda compiler", "nvrtc "),
+                         .products = word_after(text, "cuda products")};
 }

@@ -13,6 +13,7 @@ static const cli_verb verbs[] = {
     {"bench", "", "measure speed and memory", cmd_bench, cli_bench_options, cli_problem_options},
     {"explain", "", "say how a problem would be computed, and why", cmd_explain, cli_explain_options,
      cli_problem_options},
+    {"warm", "", "compile kernels ahead and keep them", cmd_warm, cli_warm_options, cli_problem_options},
     {"info", "", "say what this library is on this machine", cmd_info, cli_info_options, NULL},
     {0},
 };

@@ -15,7 +15,9 @@ enum {
     ID_OFFSET,
     ID_LAYOUT,
     ID_ROUTE,
-    ID_THREADS
+    ID_THREADS,
+    ID_DEVICE,
+    ID_INDEX
 };
 
 const cli_option cli_problem_options[] = {
@@ -28,7 +30,9 @@ const cli_option cli_problem_options[] = {
     {"position-offset", "N", "added to every query position", ID_OFFSET},
     {"layout", "bhld|blhd", "order of the dimensions of q, k, v and what belongs to them", ID_LAYOUT},
     {"route", "ROUTE", "auto, fused, vector, unfused or reference", ID_ROUTE},
-    {"threads", "N", "most threads to use (default: all)", ID_THREADS},
+    {"threads", "N", "most threads to use, on the CPU (default: all)", ID_THREADS},
+    {"device", "cpu|cuda|metal", "what computes", ID_DEVICE},
+    {"index", "N", "which device of that kind (default 0)", ID_INDEX},
     {0},
 };
 
@@ -231,6 +235,23 @@ static bool set_threads(options *o, const char *value) {
     return true;
 }
 
+static bool set_device(options *o, const char *value) {
+    o->device_given = true;
+    for (o->desc.device = FB_CPU; o->desc.device <= FB_METAL;
+         o->desc.device = (fb_device)(o->desc.device + 1))
+        if (!strcmp(value, fb_device_name(o->desc.device)))
+            return true;
+    return false;
+}
+
+static bool set_index(options *o, const char *value) {
+    int64_t n;
+    if (!parse_int(value, 0, INT32_MAX, &n))
+        return false;
+    o->desc.index = (int32_t)n;
+    return true;
+}
+
 static bool apply(options *o, int id, const char *value) {
     switch (id) {
     case ID_DTYPE:
@@ -251,6 +272,10 @@ static bool apply(options *o, int id, const char *value) {
         return set_layout(o, value);
     case ID_ROUTE:
         return set_route(o, value);
+    case ID_DEVICE:
+        return set_device(o, value);
+    case ID_INDEX:
+        return set_index(o, value);
     default:
         return set_threads(o, value);
     }
@@ -269,6 +294,11 @@ void options_apply(options *o, const option_flags *flags) {
         cli_fail(CLI_USAGE,
                  "--causal means that nothing right of a query counts, but --window gives %lld there",
                  (long long)o->desc.window.right);
+    if (o->desc.threads && o->desc.device != FB_CPU)
+        cli_fail(CLI_USAGE, "--threads is about the CPU and does not apply to --device %s",
+                 fb_device_name(o->desc.device));
+    if (o->desc.index && o->desc.device == FB_CPU)
+        cli_fail(CLI_USAGE, "--index %d needs --device: there is one CPU", (int)o->desc.index);
 }
 
 void options_note(option_flags *flags, int id, const char *value) {
@@ -283,4 +313,46 @@ void options_note(option_flags *flags, int id, const char *value) {
         cli_fail(CLI_USAGE, "more than %d options of the problem", OPTIONS_MOST_FLAGS);
     flags->row[flags->count].id = id;
     flags->row[flags->count++].value = value;
+}
+
+/* ---- Parts -------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *word;
+    uint32_t flag;
+} parts[] = {
+    {"bias", FB_BIAS},
+    {"dbias", FB_DBIAS},
+    {"mask", FB_MASK},
+    {"sinks", FB_SINKS},
+    {"dsinks", FB_DSINKS},
+    {"dlse", FB_DLSE},
+    {"lengths", FB_LENGTHS},
+    {"accumulate", FB_ACCUMULATE},
+    {"deterministic", FB_DETERMINISTIC},
+    {"forward-only", FB_FORWARD_ONLY},
+};
+
+uint32_t parse_parts(const char *list) {
+    uint32_t flags = 0;
+    for (const char *at = list; *at;) {
+        const size_t length = strcspn(at, ","), count = sizeof parts / sizeof *parts;
+        size_t i = 0;
+        while (i < count && (strlen(parts[i].word) != length || strncmp(at, parts[i].word, length)))
+            i++;
+        if (i == count)
+            cli_fail(CLI_USAGE, "--with: '%.*s' is unknown; --help lists the words", (int)length, at);
+        flags |= parts[i].flag;
+        at += length + (at[length] == ',');
+    }
+    return flags;
+}
+
+void options_parts(options *o, uint32_t flags) {
+    const fb_shape scores = {o->desc.batch, o->desc.heads_q, o->desc.len_q, o->desc.len_k};
+    o->desc.flags |= flags;
+    if (flags & FB_BIAS)
+        o->desc.bias_shape = scores;
+    if (flags & FB_MASK)
+        o->desc.mask_shape = scores;
 }

@@ -15,7 +15,7 @@ typedef struct options {
     fb_desc desc;             /* no shape */
     bool causal;              /* asked for by that name */
     int64_t block_q, block_k; /* 0 = not given */
-    bool dtype_given, layout_given;
+    bool dtype_given, layout_given, device_given;
     fbh_layout layout;
 } options;
 
@@ -41,6 +41,14 @@ void options_apply(options *o, const option_flags *flags);
  * the text is anything else. options_shape copies them. */
 void parse_shape(const char *text, fb_desc *shape);
 void options_shape(options *o, const fb_desc *shape);
+
+/* Optional tensors and flags that have no value on the command line, as a list of words for --with, into
+ * fb_desc.flags; exits with CLI_USAGE if a word is unknown. options_parts sets them, after the shape: a bias
+ * or mask is as large as the scores. */
+#define OPTIONS_PARTS                                                                                        \
+    "bias, dbias, mask, sinks, dsinks, dlse, lengths, accumulate, deterministic, forward-only"
+uint32_t parse_parts(const char *list);
+void options_parts(options *o, uint32_t flags);
 
 /* Text to numbers: the whole text, in range; otherwise false. */
 bool parse_int(const char *text, int64_t least, int64_t most, int64_t *n);

@@ -69,7 +69,7 @@ static void make_low(fbh_problem *low, const fbh_problem *want, const fbh_proble
         fbh_low(&other, FB_F32);
         take_worse(low, &other, want);
     }
-    for (int base = 0; base < 3 && type == FB_BF16; base++) { /* f16 is not multiplied as it is */
+    for (int base = 0; base < 3 && (type == FB_BF16 || type == FB_F16); base++) { /* f16 only on GPUs */
         fbh_low_cells(&other, type, base);
         take_worse(low, &other, want);
     }

@@ -75,8 +75,15 @@
  *     FLASHBACK_SCORE_BYTES_MAX   most bytes of score matrices that the unfused route may use
  *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | bfdot | avx2 |
  * avx512 | avx512bf16 | amx_model | amx
+ *     FLASHBACK_CACHE             folder of compiled kernels, or off: every plan compiles its own then.
+ *                                 Unset: $XDG_CACHE_HOME/flashback, ~/.cache/flashback, or a folder in /tmp
+ *     FLASHBACK_CACHE_MB          most megabytes there, 256 by default; what was used longest ago goes first
+ *     FLASHBACK_KERNELS           folder of kernel files to compile instead of the built-in ones
+ *     FLASHBACK_LOG               file that gets a line for each kernel read, compiled or removed
+ *     FLASHBACK_NVRTC             path of the NVRTC library to use, tried first
  *
- * An unknown value is an error that lists the valid ones; an empty one counts as unset.
+ * An unknown value is an error that lists the valid ones; an empty one counts as unset. A cache folder that
+ * cannot be used is no error: kernels are compiled when they are needed then.
  */
 #ifndef FLASHBACK_H
 #define FLASHBACK_H

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Installs what is missing, and nothing else, through apt-get (Debian 12). Usage: tools/setup.sh group...
+# Installs what is missing, and nothing else, through apt-get (Debian 12) and pip. Usage: tools/setup.sh group...
 #     run      what building the library and the CLI needs
 #     test     what the tests and `make lint` need on top
+#     nvrtc    the compiler of CUDA kernels, for tests where no toolkit has brought it; it needs no GPU
 #     aarch64  what the cross build for AArch64 and its tests need on top of `run`
 #     peers    what bench/peers needs to make a Python with PyTorch
 set -u
@@ -39,6 +40,16 @@ probe_test() {
     need 'python3 -c "import ctypes"' python3
 }
 
+# A library from a package of Python's, in a folder of its own, where tests/CMakeLists.txt looks for it.
+nvrtc_root=/usr/local/lib/flashback-nvrtc
+nvrtc_there="ls $nvrtc_root/nvidia/cu13/lib/libnvrtc.so.13 || PATH=\$PATH:/sbin ldconfig -p | grep 'libnvrtc\.so\.1[23]' ||
+    ls /usr/local/cuda*/lib64/libnvrtc.so.1[23]"
+
+probe_nvrtc() {
+    need "$nvrtc_there" nvidia-cuda-nvrtc:pip
+    need "$nvrtc_there || python3 -m pip --version" python3-pip
+}
+
 # Packages of arm64 are unpacked into a folder of their own, where cmake/aarch64.cmake looks for them. To install
 # them would take arm64's libc6, in exactly the version of the machine's own.
 arm64_root=/usr/local/aarch64-linux-gnu
@@ -61,8 +72,8 @@ probe() {
     missing=""
     for group in "$@"; do
         case $group in
-            run | test | aarch64 | peers) "probe_$group" ;;
-            *) echo "setup: no group '$group'; there are: run test aarch64 peers" >&2 && exit 2 ;;
+            run | test | nvrtc | aarch64 | peers) "probe_$group" ;;
+            *) echo "setup: no group '$group'; there are: run test nvrtc aarch64 peers" >&2 && exit 2 ;;
         esac
     done
 }
@@ -71,11 +82,12 @@ probe "$@"
 [ -z "$missing" ] && exit 0
 
 fail() {
-    echo "setup: missing:$missing (names of Debian 12 packages). $1" >&2
+    echo "setup: missing:$missing (names of Debian 12 packages; those with :pip are Python's). $1" >&2
     exit 1
 }
 
-command -v apt-get >/dev/null 2>&1 || fail "There is no apt-get here; install them by hand, then run this again."
+[ "$missing" = " nvidia-cuda-nvrtc:pip" ] || command -v apt-get >/dev/null 2>&1 ||
+    fail "There is no apt-get here; install them by hand, then run this again."
 sudo=""
 if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null 2>&1 || fail "Installing them needs root, and there is no sudo."
@@ -85,7 +97,7 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 # shellcheck disable=SC2086 # a list of words, here and below
-native=$(printf '%s\n' $missing | grep -v ':arm64$')
+native=$(printf '%s\n' $missing | grep -v ':')
 # shellcheck disable=SC2086
 foreign=$(printf '%s\n' $missing | grep ':arm64$')
 
@@ -109,11 +121,19 @@ unpack_foreign() (
     done
 )
 
+install_nvrtc() {
+    case $missing in
+        *nvidia-cuda-nvrtc:pip*) ;;
+        *) return 0 ;;
+    esac
+    $sudo python3 -m pip install --no-cache-dir --target "$nvrtc_root" "nvidia-cuda-nvrtc==13.0.*"
+}
+
 echo "setup: installing$missing"
-if ! { install_native && unpack_foreign; } >"$scratch/log" 2>&1; then
+if ! { install_native && unpack_foreign && install_nvrtc; } >"$scratch/log" 2>&1; then
     tail -n 20 "$scratch/log" >&2
-    fail "apt-get could not install them; its last words are above."
+    fail "They could not be installed; the last words of apt-get or pip are above."
 fi
 
 probe "$@"
-[ -z "$missing" ] || fail "apt-get installed them, yet they do not work; look for other versions earlier in PATH."
+[ -z "$missing" ] || fail "They were installed, yet they do not work; look for other versions earlier in PATH."

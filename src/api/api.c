@@ -83,6 +83,7 @@ fb_status fb_sync(fb_device device, int32_t index, void *stream) {
 }
 
 size_t fb_info(char *at, size_t size) {
+    int saved_errno = errno;
     fb__text text = {at, size, 0};
     if (size)
         at[0] = 0;
@@ -96,5 +97,6 @@ size_t fb_info(char *at, size_t size) {
         fb__text_add(&text, "%s: %s (%s)\n", fb__env_name((fb__env)v), value ? value : "unset",
                      fb__env_holds((fb__env)v));
     }
+    errno = saved_errno;
     return text.length;
 }

@@ -2,10 +2,11 @@
 #include "plan.h"
 #include "../core/error.h"
 #include "../cpu/cpu.h"
+#include "../cuda/cuda.h"
 #include <errno.h>
 #include <stdlib.h>
 
-static const fb__backend *const backends[] = {&fb__cpu};
+static const fb__backend *const backends[] = {&fb__cpu, &fb__cuda};
 
 int fb__backend_count(void) { return (int)(sizeof backends / sizeof *backends); }
 
@@ -15,7 +16,7 @@ const fb__backend *fb__backend_of(fb_device device) {
     for (int i = 0; i < fb__backend_count(); i++)
         if (backends[i]->device == device)
             return backends[i];
-    fb__error_set("device %s is not part of this library (%s); it has: cpu", fb_device_name(device),
+    fb__error_set("device %s is not part of this library (%s); it has: cpu, cuda", fb_device_name(device),
                   fb_version());
     return NULL;
 }
@@ -63,8 +64,10 @@ size_t fb_plan_workspace(const fb_plan *plan) { return plan ? plan->workspace : 
 void fb_plan_destroy(fb_plan *plan) {
     if (!plan)
         return;
+    int saved_errno = errno;
     plan->backend->drop(plan->state);
     free(plan);
+    errno = saved_errno;
 }
 
 static void explain_problem(const fb__problem *p, fb__text *text) {

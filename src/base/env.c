@@ -5,8 +5,8 @@
 static const struct {
     const char *name, *holds;
 } variables[] = {
-#define X(name, holds) {#name, holds},
-    FB__ENV_LIST(X)
+#define X(name, holds) [FB__ENV_##name] = {#name, holds},
+    FB__ENV_LIST(X) FB__ENV_SYSTEM_LIST(X)
 #undef X
 };
 

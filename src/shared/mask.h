@@ -49,6 +49,31 @@ FB_FN fb__range fb__band_keys_of(fb__band band, fb_i64 i_lo, fb_i64 i_hi) {
     return keys;
 }
 
+/* The band seen from the keys: the queries first <= i < past may see key j; both rise with j. */
+FB_FN fb_i64 fb__band_first(fb__band band, fb_i64 j) {
+    fb_i64 p = j - band.off;
+    return band.right == FB_BAND_UNBOUNDED || p <= band.right ? 0 : p - band.right;
+}
+
+FB_FN fb_i64 fb__band_past(fb__band band, fb_i64 j) {
+    fb_i64 p = j - band.off;
+    return band.left == FB_BAND_UNBOUNDED || p >= band.len_q - band.left ? band.len_q : p + band.left + 1;
+}
+
+/* Queries that may see some key of [j_lo, j_hi), and all between them. */
+FB_FN fb__range fb__band_queries_of(fb__band band, fb_i64 j_lo, fb_i64 j_hi) {
+    fb__range queries = {0, 0};
+    if (j_hi > band.len_k)
+        j_hi = band.len_k;
+    if (j_lo < j_hi) {
+        queries.lo = fb__band_first(band, j_lo);
+        queries.hi = fb__band_past(band, j_hi - 1);
+    }
+    if (queries.lo >= queries.hi)
+        queries.lo = queries.hi = 0;
+    return queries;
+}
+
 /* Keys that query i may see. */
 FB_FN fb__range fb__band_keys(fb__band band, fb_i64 i) { return fb__band_keys_of(band, i, i + 1); }
 

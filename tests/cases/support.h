@@ -70,6 +70,18 @@ static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512"
 static const fb_route routes[] = {FB_REFERENCE, FB_FUSED, FB_VECTOR, FB_UNFUSED};
 enum { ISAS = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTES = sizeof routes / sizeof *routes };
 
+/* FLASHBACK_TEST_DEVICE=cuda: the same tests on a GPU, by the routes that it has. f64 stays on the CPU. */
+static inline fb_device device_for(fb_dtype dtype) {
+    const char *device = getenv("FLASHBACK_TEST_DEVICE");
+    return device && strcmp(device, "cuda") == 0 && dtype != FB_F64 ? FB_CUDA : FB_CPU;
+}
+
+static inline bool is_offered(const fb_desc *desc, fb_route route) {
+    fb_desc d = *desc;
+    d.route = route;
+    return desc->device == FB_CPU || fb_supported(&d) == FB_OK;
+}
+
 /* Does fb_info list the instruction set? */
 static inline bool has_isa(const char *isa) {
     static const char title[] = "cpu instruction sets: ";
@@ -85,18 +97,19 @@ static inline bool has_isa(const char *isa) {
 }
 
 static inline bool next_where(where *w, const fb_desc *desc) {
-    while (++w->n < ROUTES * (w->best ? 1 : desc->dtype == FB_BF16 ? ISAS : WIDE_ISAS)) {
+    const bool once = w->best || desc->device != FB_CPU;
+    while (++w->n < ROUTES * (once ? 1 : desc->dtype == FB_BF16 ? ISAS : WIDE_ISAS)) {
         const char *isa = isas[w->n / ROUTES];
         w->route = routes[w->n % ROUTES];
-        if (w->route == FB_VECTOR && desc->len_q > 8)
+        if ((w->route == FB_VECTOR && desc->len_q > 8) || !is_offered(desc, w->route))
             continue;
         if (w->n >= ROUTES && (w->route == FB_REFERENCE || !has_isa(isa)))
             continue;
-        if (!w->best)
+        if (!once)
             setenv("FLASHBACK_ISA", isa, 1);
         return true;
     }
-    if (!w->best)
+    if (!once)
         unsetenv("FLASHBACK_ISA");
     return false;
 }
@@ -115,7 +128,7 @@ __attribute__((format(printf, 2, 3))) static inline void open_case(fbh_problem *
     snprintf(here, sizeof here, "%s", "a new case");
     expect(fbh_case_parse(&what, name, error, sizeof error), "%s", error);
     snprintf(here, sizeof here, "%s", what.name);
-    fbh_problem_create(p, &what, FB_CPU, 0, FBH_GUARD_END, false);
+    fbh_problem_create(p, &what, device_for(what.desc.dtype), 0, FBH_GUARD_END, false);
     fbh_problem_fill(p, 0);
 }
 

@@ -2,13 +2,13 @@
 . "$(dirname "$0")/common.sh"
 
 expect 0 --help
-for verb in run check bench explain info; do
+for verb in run check bench explain warm info; do
     has out "$verb"
 done
 expect 0 --version
 grep -qE '^flashback [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version prints something else"
 cp out version
-for verb in run check bench explain info; do
+for verb in run check bench explain warm info; do
     expect 0 $verb --help
     has out "flashback $verb"
     expect 0 $verb --version
@@ -57,6 +57,42 @@ has err "--format is 'xml'"
 expect 2 bench --pass up
 expect 2 bench --mask dense --causal
 expect 2 bench --set original --pass fwd
+expect 2 bench --regime both
+has err "--regime is about GPUs"
+expect 2 bench --no-costs
+has err "--no-costs is about GPUs"
+expect 2 bench --regime slow
+has err "--regime is 'slow'"
+expect 2 bench --device cuda --regime burst --min-time 1
+has err "exclude each other"
+for verb in "explain --shape 1,1,1,1,1,8" bench "warm --dim 64" "run x.safetensors"; do
+    expect 2 $verb --device gpu
+    has err "--device is 'gpu'"
+    expect 2 $verb --device cuda --index -1
+    has err "--index is '-1'"
+done
+for verb in "explain --shape 1,1,1,1,1,8" bench; do
+    expect 2 $verb --index 1
+    has err "--index 1 needs --device"
+    expect 2 $verb --device cuda --threads 2
+    has err "--threads is about the CPU"
+done
+expect 2 check --index 1
+has err "--index needs --device"
+expect 2 warm
+has err "--dim D"
+expect 2 warm --dim 64 --set quick
+has err "--set excludes"
+expect 2 warm --dim x
+has err "--dim is 'x'"
+expect 2 warm --set nothing
+has err "--set is 'nothing'"
+expect 2 warm --dim 64 --device cpu
+has err "compiled already"
+expect 2 warm --dim 64 --with magic
+has err "'magic'"
+expect 2 warm --dim 64 extra
+has err "'extra'"
 expect 2 bench --plot picture.jpg
 has err ".svg or .png"
 expect 2 info extra

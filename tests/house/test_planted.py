@@ -40,9 +40,11 @@ def build(folder, change=None):
         text = path.read_text()
         assert text.count(right) == 1, f"{name} has {text.count(right)} times: {right}"
         path.write_text(text.replace(right, wrong))
-    flags = ["-O1", "-D_GNU_SOURCE", f"-I{house.ROOT / 'include'}"]
-    sources = [p for f in ("api", "core", "base", "cpu") for p in sorted((folder / "src" / f).glob("*.c"))]
+    flags = ["-O1", "-D_GNU_SOURCE", f"-I{house.ROOT / 'include'}", f"-I{folder / 'src'}"]
+    floors = ("api", "cpu", "cuda", "jit", "core", "base")
+    sources = [p for f in floors for p in sorted((folder / "src" / f).glob("*.c"))]
     sources += [folder / "src/cpu/isa" / f"{isa}.c" for isa in ("baseline", "scalar")]
+    sources += [house.BUILD / "src/jit/embedded.c"]
     libs = [house.BUILD / "libflashback_cli.a", house.BUILD / "libflashback_harness.a"]
     program = folder / "flashback"
     done = run(house.CC, "-std=gnu11", *flags, house.ROOT / "cli/main.c", f"-I{house.ROOT}", *sources,

@@ -1,0 +1,65 @@
+/* What a test sees of the mock libraries: a block that each exports, to be found by dlsym. The fields above
+ * the line are the test's to set, those below it the mock's. */
+#ifndef TESTS_MOCK_H
+#define TESTS_MOCK_H
+
+#include <stddef.h>
+
+typedef struct mock_launch {
+    char function[64];
+    unsigned grid[3], block[3], shared_bytes;
+    void *stream;
+} mock_launch;
+
+enum { MOCK_LAUNCHES = 256 };
+
+/* "mock_cuda" in libcuda.so.1. A call that is to fail does nothing else. Those that release something are the
+ * exception, as they are documented to report what failed earlier: unless they fail with
+ * CUDA_ERROR_INVALID_VALUE, what they are to release is gone. cuGetErrorName and cuGetErrorString are not
+ * counted and do not fail. */
+typedef struct mock_cuda_state {
+    int capability; /* 90 */
+    int devices;    /* 1 */
+    int version;    /* 13000 */
+    long fail_at;   /* calls + 1 is the next; 0 = none */
+    int fail_with;  /* a CUresult */
+    /* ---- */
+    long calls;
+    const char *failed; /* the call that failed as asked, or NULL */
+    int memories, retains, modules;
+    int depth;   /* of the stack of contexts */
+    int strange; /* calls that a driver would not have survived: a wrong handle, memory out of bounds */
+    const char *strangest; /* the first of these */
+    long launch_count;     /* the first MOCK_LAUNCHES are in launches */
+    mock_launch launches[MOCK_LAUNCHES];
+} mock_cuda_state;
+
+/* "mock_nvrtc" in libnvrtc.so.13 and .12. */
+typedef struct mock_nvrtc_state {
+    int minor;       /* 0 */
+    const char *log; /* of the next compilations */
+    int result;      /* of them; an nvrtcResult, 6 is a compiler error */
+    long fail_at;    /* as above */
+    int fail_with;   /* an nvrtcResult */
+    /* ---- */
+    long calls;
+    const char *failed;
+    int programs;
+    char name[64], options[1024]; /* of the last compilation; one option a line */
+} mock_nvrtc_state;
+
+/* "mock_cublas" in libcublasLt.so.13. What destroys something cannot fail. */
+typedef struct mock_cublas_state {
+    int unable;    /* cublasLtMatmulAlgoGetHeuristic finds nothing */
+    long fail_at;  /* as above */
+    int fail_with; /* a cublasStatus_t */
+    /* ---- */
+    long calls;
+    const char *failed;
+    int handles, objects; /* alive; objects are descriptors, layouts and preferences */
+    int strange;          /* as above: matrices that do not fit together, places that are not aligned */
+    const char *strangest;
+    long products; /* that ran */
+} mock_cublas_state;
+
+#endif
