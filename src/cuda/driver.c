@@ -61,7 +61,8 @@ static fb_status find_functions(fb__driver *d, void *library) {
         void *function = dlsym(library, functions[i].symbol);
         if (!function)
             return fb__error(FB_NO_DEVICE,
-                             LIBRARY " has no function %s; an NVIDIA driver for CUDA 12 or newer has it",
+                             "device cuda: " LIBRARY
+                             " has no function %s; an NVIDIA driver for CUDA 12 or newer has it",
                              functions[i].symbol);
         /* ISO C knows no conversion between pointers to objects and to functions; POSIX gives both one form.
          */
@@ -78,17 +79,18 @@ fb_status fb__driver_open(fb__driver *d) {
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library) {
         const char *reason = dlerror();
-        return fb__error(FB_NO_DEVICE,
-                         "no NVIDIA driver: %s; it comes with the system's driver package, and "
-                         "containers have to be started with GPU support",
-                         reason ? reason : LIBRARY " does not load");
+        return fb__error(
+            FB_NO_DEVICE,
+            "no NVIDIA driver for device cuda: %s; it comes with the system's driver package, and "
+            "containers have to be started with GPU support",
+            reason ? reason : LIBRARY " does not load");
     }
     fb_status status = find_functions(d, library);
     dlclose(library);
     FB_TRY(status);
     int result = d->cuInit(0);
     if (result != 0)
-        return fb__error(FB_NO_DEVICE, "CUDA does not start: cuInit failed: %s (%d), %s%s",
+        return fb__error(FB_NO_DEVICE, "device cuda does not start: cuInit failed: %s (%d), %s%s",
                          error_name(d, result), result, error_string(d, result), advice(result));
     FB__CU_TRY(d, cuDriverGetVersion, (&d->version));
     return FB_OK;
