@@ -70,9 +70,9 @@ static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512"
 static const fb_route routes[] = {FB_REFERENCE, FB_FUSED, FB_VECTOR, FB_UNFUSED};
 enum { ISAS = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTES = sizeof routes / sizeof *routes };
 
-/* FLASHBACK_TEST_DEVICE=cuda: the same tests on a GPU, by the routes that it has. f64 stays on the CPU. */
+/* TEST_DEVICE=cuda: the same tests on a GPU, by the routes that it has. f64 stays on the CPU. */
 static inline fb_device device_for(fb_dtype dtype) {
-    const char *device = getenv("FLASHBACK_TEST_DEVICE");
+    const char *device = getenv("TEST_DEVICE");
     return device && strcmp(device, "cuda") == 0 && dtype != FB_F64 ? FB_CUDA : FB_CPU;
 }
 
