@@ -14,7 +14,7 @@ for command in "bench --device cuda" "bench --device cuda --set original" "warm 
     [ -s out ] && fail "$command: something on standard output"
 done
 expect 4 bench --device metal
-has err "metal is not part of this library"
+has err "Metal is a part of macOS"
 expect 0 check --filter 'f32.b1h2k2.q5k7.d8'
 has out "0 failed"
 unset CUDA_VISIBLE_DEVICES
