@@ -1,6 +1,6 @@
-// dbias: a threadgroup has FB_BM x FB_BN cells of it, and sums dS (before softcap's slope) over all batches, heads, rows
-// and columns that share them, in a fixed order. S and dP are made once more, so nothing of size Lq x Lk is kept and
-// nothing is added up between threadgroups.
+// dbias: a threadgroup has FB_BM x FB_BN cells of it, and sums dS (before softcap's slope) over all batches, heads,
+// rows and columns that share them, in a fixed order. S and dP are made once more, so nothing of size Lq x Lk is kept
+// and nothing is added up between threadgroups.
 //
 //     for each batch, head, tile of queries and of keys that share the cells:
 //         S = Q K^T, dP = dO V^T, both slab by slab of SLAB columns        sum += P (dP - delta)
@@ -31,10 +31,10 @@ FB_FN void slabs(thread sums *c, const thread rows &A, const thread rows &B, con
         tile_load<FB_BN, SLAB, WIDE>(other, B, k0, (int)w.band.len_k, column, columns, b16, p.thread_);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (int k = 0; k < SLAB && column + k < columns; k += 8) {
-            matrix own[FB_MI];
+            operand own[FB_MI];
             take_rows<1, WIDE>(own, memory + (int)p.simd * FB_MI * 8 * WIDE + k);
             FB_UNROLL for (int n = 0; n < FB_NS; n++) {
-                matrix x;
+                operand x;
                 simdgroup_load(x, other + n * 8 * WIDE + k, WIDE, ulong2(0, 0), true);
                 FB_UNROLL for (int m = 0; m < FB_MI; m++)
                     simdgroup_multiply_accumulate(c[m * FB_NS + n], own[m], x, c[m * FB_NS + n]);
@@ -107,11 +107,12 @@ FB_FN void write_cells(constant fb__metal_args &a, device element *to, const thr
     }
 }
 
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_dbias(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device element *q [[buffer(FB_AT_Q)]],
                      const device element *k [[buffer(FB_AT_K)]], const device element *v [[buffer(FB_AT_V)]],
                      const device float *lse [[buffer(FB_AT_LSE)]], const device element *dout [[buffer(FB_AT_DOUT)]],
-                     const device element *bias [[buffer(FB_AT_BIAS)]],
-                     device element *dbias [[buffer(FB_AT_DBIAS)]], const device uchar *mask [[buffer(FB_AT_MASK)]],
+                     const device element *bias [[buffer(FB_AT_BIAS)]], device element *dbias [[buffer(FB_AT_DBIAS)]],
+                     const device uchar *mask [[buffer(FB_AT_MASK)]],
                      const device uchar *block_mask [[buffer(FB_AT_BLOCK_MASK)]],
                      const device int *cu_q [[buffer(FB_AT_CU_Q)]], const device int *cu_k [[buffer(FB_AT_CU_K)]],
                      const device int *lens_q [[buffer(FB_AT_LENS_Q)]],

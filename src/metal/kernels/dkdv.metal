@@ -32,11 +32,11 @@ struct state {
 };
 
 // Which tile of query rows comes next, over the heads of the group one after the other.
-struct step {
+struct turn {
     int head, tile;
 };
 
-FB_FN step live_queries(constant fb__metal_args &a, const thread inputs &t, const thread work &w, step at, int2 tiles) {
+FB_FN turn live_queries(constant fb__metal_args &a, const thread inputs &t, const thread work &w, turn at, int2 tiles) {
     const int heads = FB_STACK ? 1 : (int)a.group;
     for (;; at.tile++) {
         if (at.tile >= tiles.y)
@@ -89,7 +89,7 @@ FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const th
     }
 }
 
-// The products of one tile into dK or dV; `careful` keeps infinities and NaN of the tile from keys that do not see them.
+// One tile's product into dK or dV; `careful` keeps infinities and NaN of the tile from keys that do not see them.
 template <int N, int COLUMNS, int WIDE>
 FB_FN void add_product(thread sums *c, const thread sums *p, const thread uint *keep, threadgroup element *tile, int wn,
                        bool careful, place at) {
@@ -103,7 +103,7 @@ FB_FN void add_product(thread sums *c, const thread sums *p, const thread uint *
 }
 
 // All tiles of the threadgroup.
-FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread state &o, step at,
+FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread state &o, turn at,
                   int2 tiles, bool careful, place p) {
     const int wm = (int)p.simd / FB_WN, wn = (int)p.simd % FB_WN, row = w.first + wm * FB_MI * 8;
     const int heads = FB_STACK ? 1 : (int)a.group, len_k = (int)w.band.len_k, end = query_end(w);
@@ -111,7 +111,7 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
     threadgroup element *Q = t.memory, *dO = t.memory + DOUT_AT;
     threadgroup float *stats = (threadgroup float *)(t.memory + STATS_AT), *room = stats + 2 * FB_BN,
                       *room_dp = room + FB_WM * FB_WN * FB_PARTS;
-    matrix k[FB_MI * FB_NQ], v[FB_MI * FB_NV];
+    operand k[FB_MI * FB_NQ], v[FB_MI * FB_NV];
 
     clear(o.dk, FB_MI * FB_NQ);
     clear(o.dv, FB_MI * FB_NV);
@@ -182,6 +182,7 @@ FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, fb__meta
     }
 }
 
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_dkdv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device element *q [[buffer(FB_AT_Q)]],
                     const device element *k [[buffer(FB_AT_K)]], const device element *v [[buffer(FB_AT_V)]],
                     const device float *lse [[buffer(FB_AT_LSE)]], const device element *dout [[buffer(FB_AT_DOUT)]],
@@ -204,7 +205,7 @@ kernel void fb_dkdv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const dev
     int2 tiles = int2((int)(seen.lo / FB_BN), (int)((seen.hi + FB_BN - 1) / FB_BN));
     if (FB_STACK)
         tiles = int2(0, seen.lo < seen.hi ? (w.rows + FB_BN - 1) / FB_BN : 0);
-    const step begin = live_queries(a, t, w, {0, tiles.x}, tiles);
+    const turn begin = live_queries(a, t, w, {0, tiles.x}, tiles);
     state o;
     for (bool careful = false;; careful = true) {
         attend(a, t, w, o, begin, tiles, careful, p);

@@ -53,7 +53,7 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
     const int2 whole = whole_keys(w, w.first, FB_BM);
     threadgroup element *K = t.memory, *V = t.memory + V_AT;
     threadgroup float *room = (threadgroup float *)(t.memory + ROOM_AT), *room_dp = room + FB_WM * FB_WN * FB_PARTS;
-    matrix q[FB_MI * FB_NQ], dout[FB_MI * FB_NV];
+    operand q[FB_MI * FB_NQ], dout[FB_MI * FB_NV];
     float lse[FB_MI], delta[FB_MI];
 
     clear(dq, FB_MI * FB_NQ);
@@ -132,6 +132,7 @@ FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, thread s
     }
 }
 
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device element *q [[buffer(FB_AT_Q)]],
                   const device element *k [[buffer(FB_AT_K)]], const device element *v [[buffer(FB_AT_V)]],
                   const device float *lse [[buffer(FB_AT_LSE)]], const device element *dout [[buffer(FB_AT_DOUT)]],

@@ -101,7 +101,7 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
     const int2 whole = whole_keys(w, w.first, FB_BM);
     threadgroup element *K = t.memory, *V = t.memory + V_AT;
     threadgroup float *room = (threadgroup float *)(t.memory + ROOM_AT);
-    matrix q[FB_MI * FB_NQ];
+    operand q[FB_MI * FB_NQ];
 
     clear(o.o, FB_MI * FB_NV);
     FB_UNROLL for (int m = 0; m < FB_MI; m++)
@@ -191,15 +191,15 @@ FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, thread s
     }
 }
 
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_forward(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device element *q [[buffer(FB_AT_Q)]],
                        const device element *k [[buffer(FB_AT_K)]], const device element *v [[buffer(FB_AT_V)]],
                        device element *out [[buffer(FB_AT_OUT)]], device float *lse [[buffer(FB_AT_LSE)]],
                        const device element *bias [[buffer(FB_AT_BIAS)]],
                        const device uchar *mask [[buffer(FB_AT_MASK)]],
                        const device uchar *block_mask [[buffer(FB_AT_BLOCK_MASK)]],
-                       const device float *sinks [[buffer(FB_AT_SINKS)]],
-                       const device int *cu_q [[buffer(FB_AT_CU_Q)]], const device int *cu_k [[buffer(FB_AT_CU_K)]],
-                       const device int *lens_q [[buffer(FB_AT_LENS_Q)]],
+                       const device float *sinks [[buffer(FB_AT_SINKS)]], const device int *cu_q [[buffer(FB_AT_CU_Q)]],
+                       const device int *cu_k [[buffer(FB_AT_CU_K)]], const device int *lens_q [[buffer(FB_AT_LENS_Q)]],
                        const device int *lens_k [[buffer(FB_AT_LENS_K)]],
                        device float *partial [[buffer(FB_AT_PARTIAL)]],
                        device float *partial_lse [[buffer(FB_AT_PARTIAL_LSE)]],

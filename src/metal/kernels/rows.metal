@@ -23,6 +23,7 @@ FB_FN fb_i64 element_at(fb__metal_view t, row_place at) { return at.b * t.batch 
 
 // delta = rowsum(dO * O) - dLSE. 0 where nothing counts: dO may hold anything there. Where the sink is all there is
 // (O is 0, LSE the sink) dO is not read either.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_delta(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device element *out [[buffer(FB_AT_OUT)]],
                      const device float *lse [[buffer(FB_AT_LSE)]], const device element *dout [[buffer(FB_AT_DOUT)]],
                      const device float *dlse [[buffer(FB_AT_DLSE)]], const device float *sinks [[buffer(FB_AT_SINKS)]],
@@ -54,12 +55,13 @@ kernel void fb_delta(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const de
 }
 
 // dsink = sum over rows of exp(sink - LSE) (dLSE - delta). A threadgroup has a head, and sums in a fixed order.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_dsinks(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const device float *lse [[buffer(FB_AT_LSE)]],
-                      const device float *sinks [[buffer(FB_AT_SINKS)]],
-                      device float *dsinks [[buffer(FB_AT_DSINKS)]], const device int *cu_q [[buffer(FB_AT_CU_Q)]],
-                      const device float *delta [[buffer(FB_AT_DELTA)]], threadgroup uchar *memory [[threadgroup(0)]],
-                      uint3 group [[threadgroup_position_in_grid]], uint thread_ [[thread_index_in_threadgroup]],
-                      uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+                      const device float *sinks [[buffer(FB_AT_SINKS)]], device float *dsinks [[buffer(FB_AT_DSINKS)]],
+                      const device int *cu_q [[buffer(FB_AT_CU_Q)]], const device float *delta [[buffer(FB_AT_DELTA)]],
+                      threadgroup uchar *memory [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
+                      uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                      uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float *parts = (threadgroup float *)memory;
     const fb_i64 h = a.first + group.x;
     fb_i64 len = a.len_q, batch = a.batch, of_head = a.len_q;
@@ -112,6 +114,7 @@ FB_FN stacked_place stacked_of(constant fb__metal_args &a, const device int *cu_
 }
 
 // O and LSE of a row from its chunks of keys, in order.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_join(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], device element *out [[buffer(FB_AT_OUT)]],
                     device float *lse [[buffer(FB_AT_LSE)]], const device float *sinks [[buffer(FB_AT_SINKS)]],
                     const device int *cu_q [[buffer(FB_AT_CU_Q)]],
@@ -151,6 +154,7 @@ kernel void fb_join(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], device el
 }
 
 // dQ of a row from its chunks of keys, in order.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_join_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], device element *dq [[buffer(FB_AT_DQ)]],
                        const device int *cu_q [[buffer(FB_AT_CU_Q)]],
                        const device float *partial [[buffer(FB_AT_PARTIAL)]],
@@ -172,6 +176,7 @@ kernel void fb_join_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], device
 
 // fb_merge: (out, lse) and (other_out, other_lse) become one. A side of weight 0 is left out, so that what an empty
 // part holds does not matter.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_merge_parts(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], device element *out [[buffer(FB_AT_OUT)]],
                            device float *lse [[buffer(FB_AT_LSE)]],
                            const device element *other_out [[buffer(FB_AT_OTHER_OUT)]],
@@ -198,6 +203,7 @@ kernel void fb_merge_parts(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], de
 }
 
 // Do the elements of matrices lie in lanes as matrix.msl says? 1 if so.
+[[max_total_threads_per_threadgroup(FB_THREADS)]]
 kernel void fb_layout(device int *answer [[buffer(FB_AT_LSE)]], threadgroup uchar *memory [[threadgroup(0)]],
                       uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float *numbers = (threadgroup float *)memory;

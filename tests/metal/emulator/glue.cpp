@@ -3,16 +3,22 @@
  * Next: schedule.cpp. */
 #include "runtime.h"
 
-#include <cctype>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <map>
+#include <mutex>
+#include <spawn.h>
 #include <string>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
+
+extern "C" __attribute__((weak)) void *__tsan_create_fiber(unsigned flags);
 
 struct emulator_function {
     emulator_entry *entry;
@@ -24,6 +30,7 @@ struct emulator_function {
 struct emulator_library {
     void *handle;
     bool checked;
+    std::mutex lock;
     std::map<std::string, emulator_function> functions;
 };
 
@@ -124,14 +131,43 @@ text cached_path(const text &source, unsigned how) {
     return folder + text(name);
 }
 
+/* Runs a command, whose words have no blanks, with its output in a file. ThreadSanitizer, where it comes by LD_PRELOAD,
+ * is for this program and not for the compiler. */
+bool run(const text &command, const text &output) {
+    std::vector<text> words(1);
+    for (char c : command)
+        if (c == ' ')
+            words.emplace_back();
+        else
+            words.back() += c;
+    std::vector<char *> arguments, variables;
+    for (text &w : words)
+        arguments.push_back(w.data());
+    arguments.push_back(nullptr);
+    for (char **e = environ; *e; e++)
+        if (strncmp(*e, "LD_PRELOAD=", 11) != 0)
+            variables.push_back(*e);
+    variables.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    pid_t child;
+    int status = -1;
+    if (posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), variables.data()) == 0)
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+            ;
+    posix_spawn_file_actions_destroy(&actions);
+    return status == 0;
+}
+
 /* Compiles to `path`; the messages. */
 bool compile(const text &source, unsigned how, const text &folder, const text &path, text *log) {
     write_file(folder + "/kernel.cpp", source);
-    const text command = text(EMULATOR_CXX) + options_of(how) + " " + folder + "/kernel.cpp -o " + path + " >" +
-                         folder + "/log 2>&1";
-    const int result = system(command.c_str());
+    const text command = text(EMULATOR_CXX) + options_of(how) + " " + folder + "/kernel.cpp -o " + path;
+    const bool good = run(command, folder + "/log");
     *log = read_file(folder + "/log");
-    return result == 0;
+    return good;
 }
 
 emulator_library *open_library(const text &path, unsigned how, text *log) {
@@ -142,7 +178,9 @@ emulator_library *open_library(const text &path, unsigned how, text *log) {
         return nullptr;
     }
     attach(&emulator_the_runtime);
-    return new emulator_library{handle, (how & EMULATOR_CHECKED) != 0, {}};
+    emulator_library *library = new emulator_library;
+    library->handle = handle, library->checked = (how & EMULATOR_CHECKED) != 0;
+    return library;
 }
 
 /* A folder for the time of a compilation. */
@@ -172,12 +210,19 @@ emulator_library *build(const text &source, unsigned how, text *log) {
     return open_library(path, how, log);
 }
 
+/* What the environment asks for besides: a program under ThreadSanitizer has kernels that it sees. */
+unsigned environment() {
+    const char *checked = getenv("EMULATOR_CHECKED");
+    return (checked && *checked ? EMULATOR_CHECKED : 0) | (__tsan_create_fiber ? EMULATOR_RACES : 0);
+}
+
 } // namespace
 
 extern "C" {
 
 emulator_library *emulator_compile(const char *source, unsigned how, char **log) {
     text messages;
+    how |= environment();
     emulator_library *library = build(translate(source), how, &messages);
     if (log)
         *log = library ? nullptr : strdup(messages.c_str());
@@ -191,6 +236,7 @@ void emulator_release(emulator_library *library) {
 }
 
 emulator_function *emulator_find(emulator_library *library, const char *name) {
+    const std::lock_guard<std::mutex> guard(library->lock);
     const auto found = library->functions.find(name);
     if (found != library->functions.end())
         return &found->second;

@@ -64,7 +64,9 @@ constexpr unsigned LANES = 32, STACK = 256 << 10;
 
 struct meeting { /* of lanes, or of threads */
     unsigned turn = 0, arrived = 0;
-    char order = 0; /* its address is what ThreadSanitizer synchronises on */
+    /* Their addresses are what ThreadSanitizer synchronises on, in turns: who is on may come to the next meeting before
+     * others have left this one. */
+    char order[2] = {};
 };
 
 struct fiber {
@@ -201,7 +203,7 @@ void check_lanes() {
         if (a.line != b.line || a.what != b.what)
             fail("lanes of a simdgroup part ways: " + describe(b) + " and " + describe(a));
         if (first[l].trail != first->trail)
-            fail("lanes of a simdgroup part ways before " + describe(b) + ": not all of them loaded or stored a matrix");
+            fail("lanes of a simdgroup part ways before " + describe(b) + ": not all loaded or stored a matrix");
     }
 }
 
@@ -223,9 +225,10 @@ template <class F> unsigned meet(emulator_site site, F op) {
 }
 
 void barrier(emulator_site site) {
+    char *order = &m->all.order[m->all.turn % 2];
     m->self->site = site;
     if (__tsan_release)
-        __tsan_release(&m->all.order);
+        __tsan_release(order);
     if (++m->all.arrived < m->fibers.size())
         wait_for(&m->all);
     else {
@@ -236,27 +239,34 @@ void barrier(emulator_site site) {
         open_meeting(&m->all);
     }
     if (__tsan_acquire)
-        __tsan_acquire(&m->all.order);
+        __tsan_acquire(order);
 }
 
 void simd_barrier(emulator_site site) {
     simdgroup &g = my_simdgroup();
+    char *order = &g.lanes.order[g.lanes.turn % 2];
     if (__tsan_release)
-        __tsan_release(&g.lanes.order);
+        __tsan_release(order);
     meet(site, [](simdgroup &, unsigned) {});
     if (__tsan_acquire)
-        __tsan_acquire(&g.lanes.order);
+        __tsan_acquire(order);
 }
 
 void note(emulator_site site) {
     m->self->trail = (m->self->trail * 31 + (unsigned)site.line) * 31 + (unsigned char)site.what[0];
 }
 
+/* ThreadSanitizer sees memcpy wherever it is called, and lanes may exchange values without ordering memory. */
+void copy(void *to, const void *from, size_t size) {
+    for (size_t n = 0; n < size; n++)
+        ((volatile unsigned char *)to)[n] = ((const unsigned char *)from)[n];
+}
+
 void shuffle(void *value, size_t size, unsigned from, emulator_site site) {
     simdgroup &g = my_simdgroup();
-    memcpy(g.slots[g.parity][my_lane()], value, size);
+    copy(g.slots[g.parity][my_lane()], value, size);
     const unsigned at = meet(site, [](simdgroup &, unsigned) {});
-    memcpy(value, g.slots[at][from % LANES], size);
+    copy(value, g.slots[at][from % LANES], size);
 }
 
 unsigned vote(bool x, emulator_site site) {
