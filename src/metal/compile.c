@@ -22,7 +22,8 @@ static double now_ms(void) {
     return 1e3 * (double)now.tv_sec + 1e-6 * (double)now.tv_nsec;
 }
 
-fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p, int skip) {
+fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel,
+                                 int skip) {
     return (fb__metal_need){.type = p->d.dtype,
                             .head_dim = p->d.head_dim,
                             .head_dim_v = p->d.head_dim_v,
@@ -30,15 +31,16 @@ fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p,
                             .stack = s->stacked,
                             .family = s->device.family,
                             .shared_bytes = (int)s->device.threadgroup_bytes,
-                            .skip = skip};
+                            .skip = s->kernels[kernel].first + skip};
 }
 
 fb_status fb__metal_no_row(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel) {
     return fb__error(FB_UNSUPPORTED,
                      "desc.head_dim %lld, head_dim_v %lld in %s: no tiles of %s fit into the %zu bytes of "
-                     "threadgroup memory of %s; take a smaller head dimension, or device cpu",
+                     "threadgroup memory of %s%s; take a smaller head dimension, or device cpu",
                      (long long)p->d.head_dim, (long long)p->d.head_dim_v, fb_dtype_name(p->d.dtype),
-                     fb__metal_file(kernel), s->device.threadgroup_bytes, s->device.name);
+                     fb__metal_file(kernel), s->device.threadgroup_bytes, s->device.name,
+                     s->kernels[kernel].first ? " behind those that FLASHBACK_TILES passes over" : "");
 }
 
 /* ---- Metal's compiler ---- */
@@ -171,7 +173,7 @@ static fb_status refuse_threads(const fb__metal_state *s, fb__metal_kernel kerne
 static fb_status load(fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel, int log) {
     fb__metal_loaded *k = &s->kernels[kernel];
     for (int skip = 0;; skip++) {
-        const fb__metal_need need = fb__metal_need_of(s, p, skip);
+        const fb__metal_need need = fb__metal_need_of(s, p, kernel, skip);
         fb__metal_spec spec;
         if (!fb__metal_tune(kernel, &need, &spec))
             return skip ? refuse_threads(s, kernel) : fb__metal_no_row(s, p, kernel);

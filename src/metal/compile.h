@@ -8,8 +8,9 @@
 /* Why there are no rows for a kernel, as a refusal. */
 fb_status fb__metal_no_row(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel);
 
-/* What the choice of a row for a kernel depends on. */
-fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p, int skip);
+/* What the choice of a row for a kernel depends on; `skip` rows were tried before. */
+fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel,
+                                 int skip);
 
 /* Compiles all kernels that are used. A row whose threads the compiled kernel does not allow is passed over
  * for the next one that fits. What is made is the state's, also on failure: fb__metal_unload. Needs a pool.

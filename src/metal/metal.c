@@ -7,6 +7,7 @@
 #include "compile.h"
 #include "launch.h"
 #include "memory.h"
+#include "tiles.h"
 #include <errno.h>
 #include <stdlib.h>
 
@@ -94,9 +95,12 @@ static bool needs(const fb__problem *p, fb__metal_kernel kernel) {
 
 /* The first rows that fit by their memory; compile.c may have to take later ones. */
 static fb_status choose_rows(fb__metal_state *s, const fb__problem *p) {
-    const fb__metal_need need = fb__metal_need_of(s, p, 0);
+    int skips[FB__METAL_KERNEL_COUNT];
+    FB_TRY(fb__metal_tiles(skips));
     for (int k = 0; k < FB__METAL_KERNEL_COUNT; k++) {
         s->kernels[k].used = needs(p, (fb__metal_kernel)k);
+        s->kernels[k].first = skips[k];
+        const fb__metal_need need = fb__metal_need_of(s, p, (fb__metal_kernel)k, 0);
         if (s->kernels[k].used && !fb__metal_tune((fb__metal_kernel)k, &need, &s->kernels[k].spec))
             return fb__metal_no_row(s, p, (fb__metal_kernel)k);
     }

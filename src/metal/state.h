@@ -23,6 +23,7 @@ typedef struct fb__metal_loaded {
     fb__metal_spec spec;
     fb__id
         pipelines[FB__METAL_FUNCTIONS]; /* MTLComputePipelineState, held; one for each function of the file */
+    int first;                          /* rows that fit and were to be passed over: FLASHBACK_TILES */
     int threads;                        /* that the compiler's choice of registers allows a threadgroup */
     int skipped;                        /* rows of the table that it allowed too few */
     double ms;                          /* to get them */

@@ -187,8 +187,39 @@ static void limits(void) {
     expect_nothing_left(&m, "limits", 0);
 }
 
+static void tiles(void) {
+    mock m = load_metal();
+    fb_desc d = describe(&problems[1]);
+    fb_plan *plan = NULL;
+    static char words[3][8192];
+    static const char *const values[] = {"", "forward=1", "dq=0,forward=1,dkdv=1"},
+                             *const wrong[] = {"forward",        "forward=",     "forward=-1",   "rows=1",
+                                               "forward=1;dq=1", "forward=1000", "dq=1,,dkdv=1", "dq =1"};
+    for (int n = 0; n < 3; n++) {
+        setenv("FLASHBACK_TILES", values[n], 1);
+        expect(fb_plan_create(&plan, &d) == FB_OK);
+        fb_plan_explain(plan, words[n], sizeof words[n]);
+        for (char *at = words[n]; (at = strstr(at, "compiled in ")); at += 12)
+            memset(at, '.', strcspn(at, ",")); /* the time it took */
+        fb_plan_destroy(plan);
+    }
+    expect(strcmp(words[0], words[1]) != 0 && strcmp(words[1], words[2]) != 0);
+    for (size_t n = 0; n < sizeof wrong / sizeof *wrong; n++) {
+        setenv("FLASHBACK_TILES", wrong[n], 1);
+        expect(fb_supported(&d) == FB_INVALID);
+        expect_words(fb_last_error(), "expected how many tiles that fit are to be passed over");
+    }
+    setenv("FLASHBACK_TILES", "dq=999", 1);
+    expect(fb_plan_create(&plan, &d) == FB_UNSUPPORTED && !plan);
+    expect_words(fb_last_error(), "dq.metal fit into the 32768 bytes");
+    expect_words(fb_last_error(), "behind those that FLASHBACK_TILES passes over");
+    unsetenv("FLASHBACK_TILES");
+    expect_nothing_left(&m, "tiles", 0);
+}
+
 static void test_compiling(void **state) {
     (void)state;
+    in_child(tiles);
     in_child(safe_math);
     in_child(compile_errors);
     in_child(logs);
