@@ -47,10 +47,10 @@ FB_FN void add_tile(constant fb__metal_args &a, const thread inputs &t, const th
                     int k0, place p) {
     sums s[FB_MI * FB_NS], dp[FB_MI * FB_NS];
     const extras x = extras_of(a, t.x, w.b, w.head);
-    slabs(s, query_rows(t.q, a.q, w, w.head), key_rows(t.k, a.k, w), w, q0, k0, a.head_dim, a.flags & FB_Q16,
-          a.flags & FB_K16, t.memory, p);
-    slabs(dp, query_rows(t.dout, a.dout, w, w.head), key_rows(t.v, a.v, w), w, q0, k0, a.head_dim_v,
-          a.flags & FB_DOUT16, a.flags & FB_V16, t.memory, p);
+    const rows q = query_rows(t.q, a.q, w, w.head), k = key_rows(t.k, a.k, w),
+               dout = query_rows(t.dout, a.dout, w, w.head), v = key_rows(t.v, a.v, w);
+    slabs(s, q, k, w, q0, k0, a.head_dim, a.flags & FB_Q16, a.flags & FB_K16, t.memory, p);
+    slabs(dp, dout, v, w, q0, k0, a.head_dim_v, a.flags & FB_DOUT16, a.flags & FB_V16, t.memory, p);
     FB_UNROLL for (int m = 0; m < FB_MI; m++) {
         const int r = q0 + ((int)p.simd * FB_MI + m) * 8 + (int)FB_ROW(p.lane);
         const int2 seen = keys_of_row(w, r, k0);

@@ -166,8 +166,8 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
 
 // dK or dV of the simdgroup's keys.
 template <int N>
-FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, fb__metal_view view, device element *to,
-                      thread sums *x, int columns, float factor, bool pairs, place p) {
+FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, constant fb__metal_view &view,
+                      device element *to, thread sums *x, int columns, float factor, bool pairs, place p) {
     const int row = w.first + (int)p.simd / FB_WN * FB_MI * 8, column = (int)p.simd % FB_WN * N * 8;
     FB_UNROLL for (int m = 0; m < FB_MI; m++) {
         const int r = row + m * 8 + (int)FB_ROW(p.lane);

@@ -44,7 +44,9 @@ FB_FN void finish(constant fb__metal_args &a, const thread inputs &t, const thre
 #if FB_PLAIN
                 S = inside ? (a.scale < 0 ? -S : S) : -INFINITY;
 #else
-                const score c = inside ? score_of(a, x, S, i, k0 + j) : score{0, 1, false};
+                score c = {0, 1, false};
+                if (inside)
+                    c = score_of(a, x, S, i, k0 + j);
                 S = c.counts ? c.x : -INFINITY;
 #endif
                 s[m * FB_NS + n].thread_elements()[e] = S;

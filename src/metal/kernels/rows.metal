@@ -19,7 +19,9 @@ FB_FN row_place place_of(constant fb__metal_args &a, fb_i64 n) {
     return {b, n / len % a.heads_q, n % len, b < batch};
 }
 
-FB_FN fb_i64 element_at(fb__metal_view t, row_place at) { return at.b * t.batch + at.h * t.head + at.i * t.row; }
+FB_FN fb_i64 element_at(constant fb__metal_view &t, row_place at) {
+    return at.b * t.batch + at.h * t.head + at.i * t.row;
+}
 
 // delta = rowsum(dO * O) - dLSE. 0 where nothing counts: dO may hold anything there. Where the sink is all there is
 // (O is 0, LSE the sink) dO is not read either.
