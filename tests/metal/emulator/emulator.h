@@ -14,7 +14,9 @@ extern "C" {
 
 enum { EMULATOR_BUFFERS = 31, EMULATOR_THREADS = 1024, EMULATOR_THREADGROUP_BYTES = 32768 };
 
-/* How a text is compiled. */
+/* How a text is compiled. Besides, EMULATOR_CHECKED=1 in the environment checks all, and under
+ * ThreadSanitizer all are for that. With EMULATOR_COUNTS=file every dispatch adds a line of JSON to it, the
+ * counts below. */
 #define EMULATOR_CHECKED                                                                                     \
     1u                    /* every load and store is looked at: counts bytes, refuses what is in no buffer */
 #define EMULATOR_RACES 2u /* for a program that runs under ThreadSanitizer */

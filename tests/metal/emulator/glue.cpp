@@ -24,12 +24,10 @@ struct emulator_function {
     emulator_entry *entry;
     std::string name;
     const void *image;
-    bool checked;
 };
 
 struct emulator_library {
     void *handle;
-    bool checked;
     std::mutex lock;
     std::map<std::string, emulator_function> functions;
 };
@@ -170,7 +168,7 @@ bool compile(const text &source, unsigned how, const text &folder, const text &p
     return good;
 }
 
-emulator_library *open_library(const text &path, unsigned how, text *log) {
+emulator_library *open_library(const text &path, text *log) {
     void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     emulator_attach *attach = handle ? (emulator_attach *)dlsym(handle, "emulator_attach_runtime") : nullptr;
     if (!attach) {
@@ -179,7 +177,7 @@ emulator_library *open_library(const text &path, unsigned how, text *log) {
     }
     attach(&emulator_the_runtime);
     emulator_library *library = new emulator_library;
-    library->handle = handle, library->checked = (how & EMULATOR_CHECKED) != 0;
+    library->handle = handle;
     return library;
 }
 
@@ -197,7 +195,7 @@ struct folder {
 emulator_library *build(const text &source, unsigned how, text *log) {
     const text kept = cached_path(source, how);
     if (!kept.empty() && access(kept.c_str(), R_OK) == 0)
-        return open_library(kept, how, log);
+        return open_library(kept, log);
     folder f;
     const text path = f.path + text("/kernel.so");
     if (!f.made || !compile(source, how, f.path, path, log))
@@ -207,13 +205,35 @@ emulator_library *build(const text &source, unsigned how, text *log) {
         if (!write_file(part, read_file(path)) || rename(part.c_str(), kept.c_str()) != 0)
             unlink(part.c_str());
     }
-    return open_library(path, how, log);
+    return open_library(path, log);
 }
 
 /* What the environment asks for besides: a program under ThreadSanitizer has kernels that it sees. */
 unsigned environment() {
     const char *checked = getenv("EMULATOR_CHECKED");
     return (checked && *checked ? EMULATOR_CHECKED : 0) | (__tsan_create_fiber ? EMULATOR_RACES : 0);
+}
+
+text numbers(const unsigned long *of) {
+    text all;
+    for (int n = 0; n < EMULATOR_BUFFERS; n++)
+        all += (n ? "," : "") + std::to_string(of[n]);
+    return "[" + all + "]";
+}
+
+/* A line of JSON for each dispatch, in one write. */
+void write_counts(const char *path, const text &name, const emulator_dispatch *d, const emulator_counts &c) {
+    const text line = "{\"kernel\":\"" + name + "\",\"threads\":" + std::to_string(d->threads) +
+                      ",\"threadgroup_bytes\":" + std::to_string(d->threadgroup_bytes) +
+                      ",\"threadgroups\":" + std::to_string(c.threadgroups) +
+                      ",\"products\":" + std::to_string(c.products) + ",\"barriers\":" + std::to_string(c.barriers) +
+                      ",\"shared_loads\":" + std::to_string(c.shared_loads) +
+                      ",\"shared_stores\":" + std::to_string(c.shared_stores) + ",\"loads\":" + numbers(c.loads) +
+                      ",\"stores\":" + numbers(c.stores) + "}\n";
+    const int file = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (file < 0 || write(file, line.data(), line.size()) != (ssize_t)line.size())
+        perror(path);
+    close(file);
 }
 
 } // namespace
@@ -245,11 +265,20 @@ emulator_function *emulator_find(emulator_library *library, const char *name) {
         return nullptr;
     Dl_info info = {};
     dladdr((void *)entry, &info);
-    return &(library->functions[name] = {entry, name, info.dli_fbase, library->checked});
+    return &(library->functions[name] = {entry, name, info.dli_fbase});
 }
 
 bool emulator_run(const emulator_function *f, const emulator_dispatch *dispatch, emulator_counts *counts, char *message,
                   size_t size) {
-    return emulator_start(f->entry, f->name.c_str(), f->image, f->checked, dispatch, counts, message, size);
+    emulator_counts here = {};
+    const bool good = emulator_start(f->entry, f->name.c_str(), f->image, dispatch, &here, message, size);
+    if (counts) {
+        const unsigned long *from = (const unsigned long *)&here;
+        for (size_t n = 0; n < sizeof here / sizeof *from; n++)
+            ((unsigned long *)counts)[n] += from[n];
+    }
+    if (const char *path = getenv("EMULATOR_COUNTS"))
+        write_counts(path, f->name, dispatch, here);
+    return good;
 }
 }

@@ -51,7 +51,7 @@ extern "C" {
 
 /* Of schedule.cpp, for glue.cpp. */
 extern const emulator_runtime emulator_the_runtime;
-bool emulator_start(emulator_entry *entry, const char *name, const void *image, bool checked,
+bool emulator_start(emulator_entry *entry, const char *name, const void *image,
                     const emulator_dispatch *dispatch, emulator_counts *counts, char *message, size_t size);
 
 #ifdef __cplusplus

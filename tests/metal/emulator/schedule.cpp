@@ -9,7 +9,6 @@
 #include "runtime.h"
 
 #include <algorithm>
-#include <csetjmp>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -328,8 +327,9 @@ void touched(const void *at, size_t bytes, bool store, const void *code) {
             (store ? m->counts.stores : m->counts.loads)[n] += bytes;
             return;
         }
-    if (within(at, bytes, m->call.ids, sizeof(emulator_ids)) || within(at, bytes, &m->call, sizeof m->call) ||
-        within(at, bytes, m->dispatch, sizeof *m->dispatch))
+    if (within(at, bytes, m->fibers.data(), m->fibers.size() * sizeof(fiber)) ||
+        within(at, bytes, m->dispatch, sizeof *m->dispatch) ||
+        within(at, bytes, &emulator_the_runtime, sizeof emulator_the_runtime)) /* the glue */
         return;
     if (is_constant(at))
         return;
@@ -471,10 +471,10 @@ extern "C" {
 const emulator_runtime emulator_the_runtime = {barrier, simd_barrier, note,   shuffle, vote,
                                                multiply, lane,        loaded, stored};
 
-bool emulator_start(emulator_entry *entry, const char *name, const void *image, bool checked,
-                    const emulator_dispatch *dispatch, emulator_counts *counts, char *message, size_t size) {
+bool emulator_start(emulator_entry *entry, const char *name, const void *image, const emulator_dispatch *dispatch,
+                    emulator_counts *counts, char *message, size_t size) {
     static const bool caught = (catch_faults(), true);
-    (void)caught, (void)checked;
+    (void)caught;
     if (const char *why = refusal(dispatch)) {
         snprintf(message, size, "%s: %s", name, why);
         return false;
@@ -499,11 +499,7 @@ bool emulator_start(emulator_entry *entry, const char *name, const void *image, 
         run_group(group);
     }
     m = nullptr;
-    if (counts) {
-        const unsigned long *from = (const unsigned long *)&to->counts;
-        for (size_t n = 0; n < sizeof *counts / sizeof *from; n++)
-            ((unsigned long *)counts)[n] += from[n];
-    }
+    *counts = to->counts;
     if (!to->error.empty())
         snprintf(message, size, "%s", to->error.c_str());
     return to->error.empty();
