@@ -429,18 +429,23 @@ void on_fault(int signal, siginfo_t *info, void *context) {
     if (m && m->self && at >= m->pages && at < m->pages + m->page_bytes)
         fail("thread " + std::to_string(m->self->ids.thread) + " reaches beyond threadgroup memory, near " +
              describe(m->self->site));
-    if (older.sa_flags & SA_SIGINFO && older.sa_sigaction) {
+    if (older.sa_flags & SA_SIGINFO && older.sa_sigaction)
         older.sa_sigaction(signal, info, context);
-        return;
-    }
-    sigaction(signal, &older, nullptr);
+    else
+        sigaction(signal, &older, nullptr); /* and the access happens again */
 }
 
+/* For every dispatch anew, as test programs set handlers of their own. */
 void catch_faults() {
     struct sigaction action = {};
+    sigaction(SIGSEGV, nullptr, &action);
+    if (action.sa_flags & SA_SIGINFO && action.sa_sigaction == on_fault)
+        return;
+    older = action;
+    action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &older);
+    sigaction(SIGSEGV, &action, nullptr);
 }
 
 void make_memory(machine *to) {
@@ -473,8 +478,6 @@ const emulator_runtime emulator_the_runtime = {barrier, simd_barrier, note,   sh
 
 bool emulator_start(emulator_entry *entry, const char *name, const void *image, const emulator_dispatch *dispatch,
                     emulator_counts *counts, char *message, size_t size) {
-    static const bool caught = (catch_faults(), true);
-    (void)caught;
     if (const char *why = refusal(dispatch)) {
         snprintf(message, size, "%s: %s", name, why);
         return false;
@@ -489,6 +492,7 @@ bool emulator_start(emulator_entry *entry, const char *name, const void *image, 
     to->call = {dispatch, nullptr, to->shared};
     if (__tsan_get_current_fiber)
         to->scheduler_tsan = __tsan_get_current_fiber();
+    catch_faults();
     m = to;
     std::mt19937 random(dispatch->schedule);
     make_order(dispatch->threads, dispatch->schedule, &random);
