@@ -2,6 +2,7 @@
  * encoders that Metal makes. See launch.h. */
 #include "launch.h"
 #include "encode.h"
+#include "unfused.h"
 #include <string.h>
 
 int64_t fb__metal_rows(const fb__problem *p) {
@@ -66,6 +67,8 @@ static void bind(const fb__metal_state *s, fb__pass pass, const fb_io *io, fb_re
         at[FB_AT_DBIAS] = io->dbias, at[FB_AT_DSINKS] = io->dsinks;
         at[FB_AT_DELTA] = (fb_ref){work.data, work.offset + s->at_delta};
     }
+    if (s->route == FB_UNFUSED)
+        fb__metal_unfused_bind(s, pass, work, at);
 }
 
 /* ---- Numbers ---- */
@@ -209,11 +212,21 @@ static fb_status start_dbias(fb__metal_call *c, const fb__problem *p, int column
 static fb_status run_forward(fb__metal_call *c, const fb__problem *p, fb__metal_args *a) {
     const fb__metal_state *s = c->s;
     const fb__metal_spec *spec = &s->kernels[FB__METAL_FORWARD].spec;
+    if (s->route == FB_UNFUSED)
+        return fb__metal_unfused_forward(c, p, a);
     FB_TRY(start_tiles(c, p, FB__METAL_FORWARD, s->chunks[FB__FORWARD], spec->D + spec->DV, a));
     if (s->chunks[FB__FORWARD] == 1)
         return FB_OK;
     fb__metal_call_barrier(c);
     return start_rows(c, FB__METAL_JOIN, groups_of(s, stacked_rows(p)), a);
+}
+
+static fb_status finish_unfused(fb__metal_call *c, const fb__problem *p, fb__metal_args *a) {
+    FB_TRY(fb__metal_unfused_backward(c, p, a));
+    if (!fb__has(p, FB_DSINKS))
+        return FB_OK;
+    fb__metal_call_barrier(c);
+    return start_rows(c, FB__METAL_DSINKS, p->d.heads_q, a);
 }
 
 /* dq, dkdv, dbias and dsinks need delta, and nothing of each other: they run side by side. */
@@ -222,6 +235,8 @@ static fb_status run_backward(fb__metal_call *c, const fb__problem *p, fb__metal
     const int D = (int)p->d.head_dim, DV = (int)p->d.head_dim_v;
     const bool cut = s->chunks[FB__BACKWARD] > 1 && !fb__has(p, FB_NO_DQ);
     FB_TRY(start_rows(c, FB__METAL_DELTA, groups_of(s, fb__metal_rows(p)), a));
+    if (s->route == FB_UNFUSED)
+        return finish_unfused(c, p, a);
     fb__metal_call_barrier(c);
     if (!fb__has(p, FB_NO_DQ))
         FB_TRY(start_tiles(c, p, FB__METAL_DQ, s->chunks[FB__BACKWARD], 2 * D + DV, a));

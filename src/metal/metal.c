@@ -8,6 +8,7 @@
 #include "launch.h"
 #include "memory.h"
 #include "tiles.h"
+#include "unfused.h"
 #include <errno.h>
 #include <stdlib.h>
 
@@ -66,12 +67,6 @@ static fb_status choose_route(fb__metal_state *s, const fb__problem *p) {
                          "route reference, asked for by %s, is in double precision, which Metal "
                          "does not have; device cpu has it",
                          p->route_from);
-    if (s->route == FB_UNFUSED)
-        return fb__error(
-            FB_UNSUPPORTED,
-            "route unfused, taken by %s, is not offered on metal; take fused, or vector for up to "
-            "%d queries",
-            p->d.route == FB_UNFUSED ? p->route_from : "fused_min_len", FB__VECTOR_MAX_LEN_Q);
     s->stacked = s->route == FB_VECTOR;
     s->options = (p->d.softcap > 0 ? FB_SOFTCAP : 0) | (fb__has(p, FB_BIAS) ? FB_BIASED : 0) |
                  (fb__has(p, FB_MASK) ? FB_MASKED : 0) | (fb__has(p, FB_BLOCK_MASK) ? FB_BLOCKED : 0);
@@ -79,15 +74,19 @@ static fb_status choose_route(fb__metal_state *s, const fb__problem *p) {
 }
 
 /* Those of rows.metal serve every route: fb_merge is the same for all. */
-static bool needs(const fb__problem *p, fb__metal_kernel kernel) {
-    const bool backward = !fb__has(p, FB_FORWARD_ONLY);
+static bool needs(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel) {
+    const bool tiles = s->route != FB_UNFUSED, backward = tiles && !fb__has(p, FB_FORWARD_ONLY);
     switch (kernel) {
+    case FB__METAL_FORWARD:
+        return tiles;
     case FB__METAL_DQ:
         return backward && !fb__has(p, FB_NO_DQ);
     case FB__METAL_DKDV:
         return backward && (!fb__has(p, FB_NO_DK) || !fb__has(p, FB_NO_DV));
     case FB__METAL_DBIAS:
         return backward && fb__has(p, FB_DBIAS);
+    case FB__METAL_UNFUSED:
+        return !tiles;
     default:
         return true;
     }
@@ -98,7 +97,7 @@ static fb_status choose_rows(fb__metal_state *s, const fb__problem *p) {
     int skips[FB__METAL_KERNEL_COUNT];
     FB_TRY(fb__metal_tiles(skips));
     for (int k = 0; k < FB__METAL_KERNEL_COUNT; k++) {
-        s->kernels[k].used = needs(p, (fb__metal_kernel)k);
+        s->kernels[k].used = needs(s, p, (fb__metal_kernel)k);
         s->kernels[k].first = skips[k];
         const fb__metal_need need = fb__metal_need_of(s, p, (fb__metal_kernel)k, 0);
         if (s->kernels[k].used && !fb__metal_tune((fb__metal_kernel)k, &need, &s->kernels[k].spec))
@@ -132,6 +131,8 @@ static size_t place(size_t *end, double bytes) {
 }
 
 static fb_status lay_out(fb__metal_state *s, const fb__problem *p) {
+    if (s->route == FB_UNFUSED)
+        return fb__metal_unfused_lay_out(s, p);
     const double rows = (double)fb__metal_rows(p),
                  stacked = (double)p->d.batch * (double)p->d.heads_q * (double)p->d.len_q;
     s->chunks[FB__FORWARD] = cut_keys(s, p, FB__METAL_FORWARD);
@@ -244,6 +245,8 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                          k->spec.measured);
         fb__text_add(text, "\n");
     }
+    if (s->route == FB_UNFUSED)
+        fb__metal_unfused_explain(p, text);
     if (s->stacked)
         fb__text_add(text, "chunks of keys: forward %lld, dq %lld\n", (long long)s->chunks[0],
                      (long long)s->chunks[1]);

@@ -14,9 +14,11 @@ enum {
     FB__METAL_JOIN,
     FB__METAL_JOIN_DQ,
     FB__METAL_MERGE,
-    FB__METAL_LAYOUT,
-    FB__METAL_FUNCTIONS
+    FB__METAL_LAYOUT
 };
+
+/* Most functions of a file. */
+enum { FB__METAL_FUNCTIONS = 9 };
 
 typedef struct fb__metal_loaded {
     bool used;
@@ -38,7 +40,7 @@ typedef struct fb__metal_state {
     int options; /* of scores: FB_SOFTCAP | ... of shared/args.h */
     fb__metal_loaded kernels[FB__METAL_KERNEL_COUNT];
     int64_t chunks[2]; /* of the keys, for the passes' forward and dq kernels */
-    size_t at_delta, at_partial[2], at_partial_lse;
+    size_t at_delta, at_partial[2], at_partial_lse, at_gradients;
     size_t workspace;
 } fb__metal_state;
 

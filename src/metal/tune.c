@@ -15,6 +15,7 @@ typedef struct row {
 #define DQ FB__METAL_DQ
 #define DKDV FB__METAL_DKDV
 #define DBIAS FB__METAL_DBIAS
+#define UNFUSED FB__METAL_UNFUSED
 #define FITS "chosen to fit"
 #define PR3241 "as ml-explore/mlx#3241 from M3 on"
 
@@ -74,9 +75,14 @@ static const row rows[] = {
 
     {DBIAS,   0, 0, 7, 576, 4, 1, 1, 32, 1, FITS},
     {DBIAS,   1, 0, 7, 576, 4, 1, 1, 16, 1, FITS},
+
+    {UNFUSED, 0, 0, 7, 576, 4, 1, 2, 64, 1, FITS},
+    {UNFUSED, 0, 0, 7, 576, 4, 1, 1, 32, 1, FITS},
+    {UNFUSED, 1, 0, 7, 576, 4, 1, 2, 64, 1, FITS},
+    {UNFUSED, 1, 0, 7, 576, 4, 1, 1, 32, 1, FITS},
     /* clang-format on */
 };
-enum { ROWS = sizeof rows / sizeof *rows, ROW_THREADS = 256, SLAB = 64 };
+enum { ROWS = sizeof rows / sizeof *rows, ROW_THREADS = 256, SLAB = 64, TERMS = 32 };
 
 const char *fb__metal_file(fb__metal_kernel kernel) {
     static const char *const files[] = {
@@ -110,6 +116,9 @@ static int shared_bytes(fb__metal_kernel kernel, const fb__metal_spec *s) {
         return larger(passing + 2 * part + 8 * s->BN, own);
     case FB__METAL_DBIAS: /* slabs of columns, then the sums */
         return larger(tile(s, s->BM + s->BN, SLAB), s->BM * s->BN * 4);
+    case FB__METAL_UNFUSED: /* both operands, either way round */
+        return larger(tile(s, s->BM, TERMS), tile(s, TERMS, s->BM)) +
+               larger(tile(s, s->BN, TERMS), tile(s, TERMS, s->BN));
     default:
         return 256; /* fb_layout has 64 floats */
     }
@@ -134,6 +143,8 @@ static void fill(const row *r, const fb__metal_need *need, fb__metal_spec *s) {
                           .BUFFERS = r->buffers,
                           .THREADS = 32 * r->wm * r->wn,
                           .measured = r->measured};
+    if (r->kernel == UNFUSED) /* whose tiles are of results: all head dims share their code */
+        s->D = s->DV = 8;
     s->shared_bytes = (shared_bytes(r->kernel, s) + 15) / 16 * 16;
 }
 
@@ -153,7 +164,7 @@ bool fb__metal_tune(fb__metal_kernel kernel, const fb__metal_need *need, fb__met
     if (kernel == FB__METAL_ROWS)
         return tune_rows(need, spec);
     const int64_t widest = need->head_dim > need->head_dim_v ? need->head_dim : need->head_dim_v;
-    const bool stack = need->stack && kernel != DBIAS;
+    const bool stack = need->stack && kernel != DBIAS && kernel != UNFUSED;
     for (int n = 0, skip = need->skip; n < ROWS; n++) {
         const row *r = &rows[n];
         if (r->kernel != kernel || r->wide != (need->type == FB_F32) || r->stack != stack ||

@@ -51,6 +51,7 @@ typedef struct problem {
     const char *name;
     uint32_t flags;
     fb_dtype dtype;
+    fb_route route;
     int64_t len_q, len_k;
     const char *forward, *backward; /* what runs: between barriers, the last first */
 } problem;
@@ -63,6 +64,7 @@ static inline fb_desc describe(const problem *p) {
     d.device = FB_METAL;
     d.flags = p->flags;
     d.dtype = p->dtype;
+    d.route = p->route;
     d.batch = BATCH, d.heads_q = HEADS, d.heads_kv = HEADS_KV;
     d.len_q = p->len_q, d.len_k = p->len_k;
     d.head_dim = d.head_dim_v = DIM;

@@ -2,7 +2,7 @@
  * fit, work that is too long for one command buffer. */
 #include "support.h"
 
-static const problem fused = {"fused", 0, FB_F16, 100, 200, "fb_forward", "fb_delta fb_dkdv fb_dq"};
+static const problem fused = {"fused", 0, FB_F16, FB_AUTO, 100, 200, "fb_forward", "fb_delta fb_dkdv fb_dq"};
 
 /* ---- Objects that a program has ---- */
 
@@ -292,7 +292,7 @@ static void overlaps(void) {
 /* Tensors without elements may be NULL. */
 static void empties(void) {
     mock m = load_metal();
-    const problem none = {"no keys", 0, FB_F32, 5, 0, "", ""};
+    const problem none = {"no keys", 0, FB_F32, FB_AUTO, 5, 0, "", ""};
     fb_desc d = describe(&none);
     fb_plan *plan;
     fb_ref memory_;

@@ -3,16 +3,29 @@
 #include "support.h"
 
 static const problem problems[] = {
-    {"fused, forward only", FB_FORWARD_ONLY, FB_BF16, 100, 200, "fb_forward", ""},
-    {"fused", 0, FB_F32, 100, 200, "fb_forward", "fb_delta fb_dkdv fb_dq"},
-    {"gradients of options", FB_BIAS | FB_DBIAS | FB_SINKS | FB_DSINKS, FB_F16, 64, 64, "fb_forward",
+    {"fused, forward only", FB_FORWARD_ONLY, FB_BF16, FB_AUTO, 100, 200, "fb_forward", ""},
+    {"fused", 0, FB_F32, FB_AUTO, 100, 200, "fb_forward", "fb_delta fb_dkdv fb_dq"},
+    {"gradients of options", FB_BIAS | FB_DBIAS | FB_SINKS | FB_DSINKS, FB_F16, FB_AUTO, 64, 64, "fb_forward",
      "fb_delta fb_dsinks fb_dbias fb_dkdv fb_dq"},
-    {"dq only", FB_NO_DK | FB_NO_DV, FB_F16, 64, 64, "fb_forward", "fb_delta fb_dq"},
-    {"dv only", FB_NO_DQ | FB_NO_DK, FB_F16, 64, 64, "fb_forward", "fb_delta fb_dkdv"},
-    {"vector, forward only", FB_FORWARD_ONLY, FB_F16, 1, 4096, "fb_forward fb_join", ""},
-    {"vector", 0, FB_BF16, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv fb_dq fb_join_dq"},
-    {"vector, no dq", FB_NO_DQ, FB_BF16, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv"},
-    {"no queries", 0, FB_F32, 0, 64, "", "fb_dkdv"},
+    {"dq only", FB_NO_DK | FB_NO_DV, FB_F16, FB_AUTO, 64, 64, "fb_forward", "fb_delta fb_dq"},
+    {"dv only", FB_NO_DQ | FB_NO_DK, FB_F16, FB_AUTO, 64, 64, "fb_forward", "fb_delta fb_dkdv"},
+    {"vector, forward only", FB_FORWARD_ONLY, FB_F16, FB_AUTO, 1, 4096, "fb_forward fb_join", ""},
+    {"vector", 0, FB_BF16, FB_AUTO, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv fb_dq fb_join_dq"},
+    {"vector, no dq", FB_NO_DQ, FB_BF16, FB_AUTO, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv"},
+    {"unfused, forward only", FB_FORWARD_ONLY, FB_F16, FB_UNFUSED, 100, 203,
+     "fb_unfused_s fb_unfused_softmax fb_unfused_o", ""},
+    {"unfused", FB_BIAS | FB_DBIAS | FB_SINKS | FB_DSINKS, FB_F32, FB_UNFUSED, 64, 64,
+     "fb_unfused_s fb_unfused_softmax fb_unfused_o",
+     "fb_unfused_dp fb_unfused_s fb_delta fb_unfused_dbias fb_unfused_gradient fb_unfused_dv fb_unfused_dk "
+     "fb_unfused_dq fb_dsinks"},
+    {"unfused, dv only", FB_NO_DQ | FB_NO_DK, FB_BF16, FB_UNFUSED, 5, 64,
+     "fb_unfused_s fb_unfused_softmax fb_unfused_o",
+     "fb_unfused_dp fb_unfused_s fb_delta fb_unfused_gradient fb_unfused_dv"},
+    {"unfused, no gradient", FB_NO_DQ | FB_NO_DK | FB_NO_DV, FB_BF16, FB_UNFUSED, 5, 64,
+     "fb_unfused_s fb_unfused_softmax fb_unfused_o", "fb_delta"},
+    {"unfused, no keys", 0, FB_F16, FB_UNFUSED, 5, 0, "fb_unfused_softmax fb_unfused_o",
+     "fb_delta fb_unfused_gradient fb_unfused_dq"},
+    {"no queries", 0, FB_F32, FB_AUTO, 0, 64, "", "fb_dkdv"},
 };
 enum { PROBLEMS = sizeof problems / sizeof *problems };
 
@@ -56,7 +69,7 @@ static bool live(const mock *m, const problem *p, long n) {
         if (!(p->flags & FB_FORWARD_ONLY) && went_well(m, p, fb_backward(plan, &io)))
             expect_ran(m, p->backward);
         m->state->dispatch_count = 0;
-        if (went_well(m, p, fb_merge(plan, io.out, io.lse, io.q, io.k, NULL)))
+        if (went_well(m, p, fb_merge(plan, io.out, io.lse, io.q, io.workspace, NULL)))
             expect_ran(m, p->len_q ? "fb_merge_parts" : "");
         fb_plan_destroy(plan);
         expect(errno == 77 && !take_failed(m));
@@ -158,7 +171,7 @@ static void logs(void) {
 /* The compiler's choice of registers may allow a kernel fewer threads than its tile has. */
 static void limits(void) {
     mock m = load_metal();
-    problem wide = {"limits", FB_FORWARD_ONLY, FB_F32, 100, 100, "", ""};
+    problem wide = {"limits", FB_FORWARD_ONLY, FB_F32, FB_AUTO, 100, 100, "", ""};
     fb_desc d = describe(&wide);
     fb_plan *plan = NULL;
     char before[8192], words[8192];
