@@ -34,6 +34,13 @@ void mock_strange(const char *what) {
         fprintf(stderr, "mock: %s\n", what);
 }
 
+/* With MOCK_STRICT a program says at its end what it has left. */
+__attribute__((destructor)) static void report(void) {
+    if (getenv("MOCK_STRICT") && (mock.live || mock.pools || mock.strange))
+        fprintf(stderr, "mock: %ld objects and %d pools are left, %d calls were strange\n", mock.live,
+                mock.pools, mock.strange);
+}
+
 /* ---- Objects ---- */
 
 static object *all; /* also those that are gone */
