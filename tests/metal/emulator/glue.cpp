@@ -202,8 +202,9 @@ emulator_library *build(const text &source, unsigned how, text *log) {
         return nullptr;
     if (!kept.empty()) { /* under another name first, so that nobody reads a part */
         const text part = kept + "." + std::to_string(getpid());
-        if (!write_file(part, read_file(path)) || rename(part.c_str(), kept.c_str()) != 0)
-            unlink(part.c_str());
+        if (write_file(part, read_file(path)) && rename(part.c_str(), kept.c_str()) == 0)
+            return open_library(kept, log); /* which stays, for those who look up lines in it */
+        unlink(part.c_str());
     }
     return open_library(path, log);
 }

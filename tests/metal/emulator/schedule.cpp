@@ -3,7 +3,7 @@
  * the others are resumed when their turn comes. Which fiber is next is the schedule; a simdgroup runs on as
  * long as it can, so that it meets what others have not done yet where a barrier is missing.
  *
- * Threadgroup memory is 0xFF at the start, NaN in every type, and ends at a page that may not be touched.
+ * Threadgroup memory is 0xFF at the start, NaN in every type, and ends where memory begins that may not be touched.
  * This file is never instrumented: ThreadSanitizer sees kernels only, and what barriers order (the __tsan_ functions,
  * present in a program that is linked with it). */
 #include "runtime.h"
@@ -59,7 +59,7 @@ emulator_switch:
 
 namespace {
 
-constexpr unsigned LANES = 32, STACK = 256 << 10;
+constexpr unsigned LANES = 32, STACK = 256 << 10, GUARD = 64 << 10; /* bytes around threadgroup memory */
 
 struct meeting { /* of lanes, or of threads */
     unsigned turn = 0, arrived = 0;
@@ -449,14 +449,13 @@ void catch_faults() {
 }
 
 void make_memory(machine *to) {
-    const size_t page = 4096;
-    to->page_bytes = EMULATOR_THREADGROUP_BYTES + 2 * page;
+    to->page_bytes = EMULATOR_THREADGROUP_BYTES + 2 * GUARD;
     to->stacks = (unsigned char *)mmap(nullptr, (size_t)EMULATOR_THREADS * STACK, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     to->pages = (unsigned char *)mmap(nullptr, to->page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                                       0);
-    mprotect(to->pages, page, PROT_NONE);
-    mprotect(to->pages + to->page_bytes - page, page, PROT_NONE);
+    mprotect(to->pages, GUARD, PROT_NONE);
+    mprotect(to->pages + to->page_bytes - GUARD, GUARD, PROT_NONE);
 }
 
 thread_local machine kept;
@@ -488,7 +487,7 @@ bool emulator_start(emulator_entry *entry, const char *name, const void *image, 
     to->entry = entry, to->name = name, to->image = image, to->dispatch = dispatch;
     to->counts = {};
     to->error.clear();
-    to->shared = to->pages + to->page_bytes - 4096 - dispatch->threadgroup_bytes;
+    to->shared = to->pages + to->page_bytes - GUARD - dispatch->threadgroup_bytes;
     to->call = {dispatch, nullptr, to->shared};
     if (__tsan_get_current_fiber)
         to->scheduler_tsan = __tsan_get_current_fiber();
