@@ -1,7 +1,8 @@
 /* Metal kernels on the processor, from their text: compiles a text as C++ with include/metal_stdlib in place
  * of Apple's, and runs its kernels with fibers for threads. A library for tests, in C.
  *
- * Next: schedule.cpp (how threads run and meet), glue.cpp (text to library), include/metal_stdlib. */
+ * Next: schedule.cpp (how threads run), meet.cpp (what they do together), glue.cpp (text to library),
+ * include/metal_stdlib. */
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
