@@ -77,7 +77,9 @@
  *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | bfdot | avx2 |
  * avx512 | avx512bf16 | amx_model | amx
  *     FLASHBACK_CACHE             folder of compiled kernels, or off: every plan compiles its own then.
- *                                 Unset: $XDG_CACHE_HOME/flashback, ~/.cache/flashback, or a folder in /tmp
+ *                                 Unset: $XDG_CACHE_HOME/flashback, ~/.cache/flashback, or a folder in /tmp.
+ *                                 On Metal nothing is kept on disk, where macOS has a cache of its own; a
+ *                                 process keeps what it has compiled, unless this is off
  *     FLASHBACK_CACHE_MB          most megabytes there, 256 by default; what was used longest ago goes first
  *     FLASHBACK_KERNELS           folder of kernel files to compile instead of the built-in ones
  *     FLASHBACK_LOG               file that gets a line for each kernel read, compiled or removed

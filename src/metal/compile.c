@@ -1,5 +1,6 @@
 /* See compile.h. */
 #include "compile.h"
+#include "../base/env.h"
 #include "../jit/log.h"
 #include "../jit/spec.h"
 #include <stdio.h>
@@ -101,20 +102,72 @@ static fb_status make_pipelines(const fb__metal_state *s, const char *file, fb__
     return FB_OK;
 }
 
+/* ---- Kept pipelines ---- */
+
+/* The device keeps pipelines for the next plan, each under a selector that is made of its key: selectors are
+ * unique, and live as long as the process, as devices do. */
+static fb__sel name_of(const fb__objc *o, const char *key, int function) {
+    char name[64];
+    snprintf(name, sizeof name, "flashback_%s_%d", key, function);
+    return o->register_name(name);
+}
+
+static bool is_keeping(void) {
+    const char *cache = fb__env_get(FB__ENV_FLASHBACK_CACHE);
+    return !cache || strcmp(cache, "off") != 0;
+}
+
+static int count_functions(fb__metal_kernel kernel) {
+    int count = 1;
+    for (const char *at = functions[kernel]; *at; at++)
+        count += *at == ' ';
+    return count;
+}
+
+/* All of a file's functions, or none. */
+static bool take_kept(const fb__metal_state *s, fb__metal_kernel kernel, const char *key, fb__id *pipelines) {
+    const fb__objc *o = &s->objc;
+    const int count = count_functions(kernel);
+    for (int n = 0; n < count; n++)
+        if (!o->associated(s->device.object, name_of(o, key, n)))
+            return false;
+    for (int n = 0; n < count; n++)
+        pipelines[n] = FB__GET(o, retain, o->associated(s->device.object, name_of(o, key, n)));
+    return true;
+}
+
+static void keep(const fb__metal_state *s, fb__metal_kernel kernel, const char *key, fb__id *pipelines) {
+    const fb__objc *o = &s->objc;
+    for (int n = 0; n < count_functions(kernel); n++)
+        o->associate(s->device.object, name_of(o, key, n), pipelines[n], FB__OBJC_RETAIN);
+}
+
 /* ---- One kernel ---- */
 
-static void report(fb__metal_loaded *k, const char *file, const char *key, const char *text, fb_status status,
-                   int log) {
-    const fb__jit_event event = {.what = status == FB_OK ? "compiled" : "failed",
+static void report(const fb__metal_loaded *k, const char *file, const char *key, const char *text,
+                   fb_status status, int log) {
+    const fb__jit_event event = {.what = status != FB_OK ? "failed"
+                                         : k->kept       ? "hit"
+                                                         : "compiled",
                                  .file = file,
                                  .key = key,
                                  .ms = k->ms,
                                  .bytes = strlen(text),
-                                 .lost = status == FB_OK ? "macOS keeps its own" : NULL};
+                                 .lost = status == FB_OK && !k->kept ? "macOS keeps its own on disk" : NULL};
     fb__jit_log_add(log, &event);
 }
 
-static fb_status compile(fb__metal_state *s, fb__metal_kernel kernel, int log) {
+static fb_status make(const fb__metal_state *s, fb__metal_kernel kernel, const char *text,
+                      fb__id *pipelines) {
+    fb__id library = NULL;
+    fb_status status = make_library(s, fb__metal_file(kernel), text, &library);
+    if (status == FB_OK)
+        status = make_pipelines(s, fb__metal_file(kernel), library, functions[kernel], pipelines);
+    fb__objc_release(&s->objc, library);
+    return status;
+}
+
+static fb_status get(fb__metal_state *s, fb__metal_kernel kernel, int log) {
     fb__metal_loaded *k = &s->kernels[kernel];
     fb__define defines[FB__METAL_SPEC_COUNT];
     char *text, key[33], arch[16];
@@ -128,11 +181,10 @@ static fb_status compile(fb__metal_state *s, fb__metal_kernel kernel, int log) {
                                      .compiler = "metal",
                                      .options = FB__METAL_COMPILER};
     FB_TRY(fb__jit_spec(&request, &text, key));
-    fb__id library = NULL;
-    fb_status status = make_library(s, request.file, text, &library);
-    if (status == FB_OK)
-        status = make_pipelines(s, request.file, library, functions[kernel], k->pipelines);
-    fb__objc_release(&s->objc, library);
+    k->kept = is_keeping() && take_kept(s, kernel, key, k->pipelines);
+    fb_status status = k->kept ? FB_OK : make(s, kernel, text, k->pipelines);
+    if (status == FB_OK && !k->kept && is_keeping())
+        keep(s, kernel, key, k->pipelines);
     k->ms += now_ms() - start;
     report(k, request.file, key, text, status, log);
     free(text);
@@ -178,7 +230,7 @@ static fb_status load(fb__metal_state *s, const fb__problem *p, fb__metal_kernel
         if (!fb__metal_tune(kernel, &need, &spec))
             return skip ? refuse_threads(s, kernel) : fb__metal_no_row(s, p, kernel);
         k->spec = spec;
-        FB_TRY(compile(s, kernel, log));
+        FB_TRY(get(s, kernel, log));
         k->threads = limit(s, k);
         k->skipped = skip;
         if (k->threads >= k->spec.THREADS)

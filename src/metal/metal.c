@@ -233,8 +233,9 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
         const fb__metal_loaded *k = &s->kernels[n];
         if (!k->used)
             continue;
-        fb__text_add(text, "kernel: %s, compiled in %.1f ms, at most %d threads",
-                     fb__metal_file((fb__metal_kernel)n), k->ms, k->threads);
+        fb__text_add(text, "kernel: %s, %s in %.1f ms, at most %d threads",
+                     fb__metal_file((fb__metal_kernel)n), k->kept ? "from the cache" : "compiled", k->ms,
+                     k->threads);
         if (k->skipped)
             fb__text_add(text, " (too few for %d tile%s before this one)", k->skipped,
                          k->skipped > 1 ? "s" : "");

@@ -39,6 +39,8 @@ typedef struct fb__size {
       (fb__id object, const void *key, fb__id value, uintptr_t policy))                                      \
     X(copy_devices, "MTLCopyAllDevices", fb__id, (void))
 
+enum { FB__OBJC_RETAIN = 01401 }; /* OBJC_ASSOCIATION_RETAIN, the policy of `associate` */
+
 #define FB__SELF fb__id self, fb__sel name
 
 /* Methods: name, selector, result, parameters. Those that begin with new_ or copy_ hand over a reference, the

@@ -4,7 +4,6 @@
 
 enum { FAILED = 5 };                                                        /* MTLCommandBufferStatus */
 enum { TIMEOUT = 2, PAGE_FAULT = 3, NOT_PERMITTED = 7, OUT_OF_MEMORY = 8 }; /* MTLCommandBufferError */
-enum { RETAIN = 01401 };                                                    /* OBJC_ASSOCIATION_RETAIN */
 
 static const char failure = 0; /* its address is the key of the error */
 
@@ -67,7 +66,7 @@ static void completed(block *self, fb__id buffer) {
     void *pool = fb__objc_enter(o);
     fb__id queue = FB__GET(o, queue, buffer);
     if (FB__GET(o, status, buffer) == FAILED && !o->associated(queue, &failure))
-        o->associate(queue, &failure, FB__GET(o, error, buffer), RETAIN);
+        o->associate(queue, &failure, FB__GET(o, error, buffer), FB__OBJC_RETAIN);
     fb__objc_leave(o, pool);
 }
 
@@ -81,7 +80,7 @@ fb_status fb__metal_earlier(const fb__objc *o, fb__id queue) {
     fb__id error = o->associated(queue, &failure);
     if (!error)
         return FB_OK;
-    o->associate(queue, &failure, NULL, RETAIN);
+    o->associate(queue, &failure, NULL, FB__OBJC_RETAIN);
     return refuse(o, error, "an earlier call on this queue");
 }
 

@@ -28,6 +28,7 @@ typedef struct fb__metal_loaded {
     int first;                          /* rows that fit and were to be passed over: FLASHBACK_TILES */
     int threads;                        /* that the compiler's choice of registers allows a threadgroup */
     int skipped;                        /* rows of the table that it allowed too few */
+    bool kept;                          /* by the device, from an earlier plan */
     double ms;                          /* to get them */
 } fb__metal_loaded;
 

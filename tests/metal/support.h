@@ -17,6 +17,7 @@ typedef struct mock {
 static inline mock load_metal(void) {
     mock m = {.state = load_mock(MOCKS "/metal/libobjc.A.dylib", "mock_metal")};
     load_mock(MOCKS "/metal/Metal", "MTLCopyAllDevices");
+    setenv("FLASHBACK_CACHE", "off", 1);
     unsetenv("FLASHBACK_KERNELS");
     unsetenv("FLASHBACK_LOG");
     expect(fb__objc_open(&m.objc) == FB_OK);

@@ -200,6 +200,32 @@ static void limits(void) {
     expect_nothing_left(&m, "limits", 0);
 }
 
+/* The device keeps pipelines for plans of the same kernels, whatever their lengths. */
+static void kept(void) {
+    mock m = load_metal();
+    fb_desc d = describe(&problems[1]);
+    fb_plan *plan = NULL;
+    char words[8192];
+    setenv("FLASHBACK_CACHE", "/nonexistent", 1); /* a folder is of no use here */
+    for (int n = 0; n < 3; n++) {
+        d.len_q += 50 * n;
+        expect(fb_plan_create(&plan, &d) == FB_OK);
+        fb_plan_explain(plan, words, sizeof words);
+        expect_words(words, n ? "kernel: dq.metal, from the cache in " : "kernel: dq.metal, compiled in ");
+        fb_plan_destroy(plan);
+        expect(m.state->compilations == 4 && m.state->strange == 0 && m.state->pools == 0);
+    }
+    const long live = m.state->live;
+    d.softcap = 3;
+    expect(fb_plan_create(&plan, &d) == FB_OK);
+    fb_plan_destroy(plan);
+    expect(m.state->compilations == 7 && m.state->live > live); /* rows.metal is the same */
+    setenv("FLASHBACK_CACHE", "off", 1);
+    expect(fb_plan_create(&plan, &d) == FB_OK);
+    fb_plan_destroy(plan);
+    expect(m.state->compilations == 11);
+}
+
 static void tiles(void) {
     mock m = load_metal();
     fb_desc d = describe(&problems[1]);
@@ -232,6 +258,7 @@ static void tiles(void) {
 
 static void test_compiling(void **state) {
     (void)state;
+    in_child(kept);
     in_child(tiles);
     in_child(safe_math);
     in_child(compile_errors);

@@ -166,7 +166,7 @@ EXPORT void *_NSConcreteStackBlock[32];
 
 /* One text for each selector, however often it is asked for. */
 EXPORT selector sel_registerName(const char *name) {
-    static const char *names[256];
+    static const char *names[1 << 16];
     pthread_mutex_lock(&mutex);
     int n = 0;
     while (names[n] && strcmp(names[n], name) != 0)

@@ -251,8 +251,9 @@ kernel void fb_unfused_o(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], cons
                          uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                          uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_q, a.head_dim_v, false);
-    multiply_cells<false, true>(a, t, {P, v, &a.v, a.head_dim_v, (a.flags & FB_V16) != 0},
-                                {out, &a.out, factors, 0, FB_OUT_PAIRS}, memory, {group, thread_, lane, simd});
+    const operands o = {P, v, &a.v, a.head_dim_v, (a.flags & FB_V16) != 0};
+    const result to = {out, &a.out, factors, 0, FB_OUT_PAIRS};
+    multiply_cells<false, true>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
 [[max_total_threads_per_threadgroup(FB_THREADS)]]
@@ -266,8 +267,9 @@ kernel void fb_unfused_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_q, a.head_dim, false);
-    multiply_cells<false, false>(a, t, {dS, k, &a.k, a.head_dim, (a.flags & FB_K16) != 0},
-                                 {dq, &a.dq, dS, a.scale, FB_DQ_PAIRS}, memory, {group, thread_, lane, simd});
+    const operands o = {dS, k, &a.k, a.head_dim, (a.flags & FB_K16) != 0};
+    const result to = {dq, &a.dq, dS, a.scale, FB_DQ_PAIRS};
+    multiply_cells<false, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
 [[max_total_threads_per_threadgroup(FB_THREADS)]]
@@ -281,8 +283,9 @@ kernel void fb_unfused_dk(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_k, a.head_dim, true);
-    multiply_cells<true, false>(a, t, {dS, q, &a.q, a.head_dim, (a.flags & FB_Q16) != 0},
-                                {dk, &a.dk, dS, a.scale, FB_DK_PAIRS}, memory, {group, thread_, lane, simd});
+    const operands o = {dS, q, &a.q, a.head_dim, (a.flags & FB_Q16) != 0};
+    const result to = {dk, &a.dk, dS, a.scale, FB_DK_PAIRS};
+    multiply_cells<true, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
 [[max_total_threads_per_threadgroup(FB_THREADS)]]
@@ -296,8 +299,9 @@ kernel void fb_unfused_dv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_k, a.head_dim_v, true);
-    multiply_cells<true, false>(a, t, {P, dout, &a.dout, a.head_dim_v, (a.flags & FB_DOUT16) != 0},
-                                {dv, &a.dv, P, 1, FB_DV_PAIRS}, memory, {group, thread_, lane, simd});
+    const operands o = {P, dout, &a.dout, a.head_dim_v, (a.flags & FB_DOUT16) != 0};
+    const result to = {dv, &a.dv, P, 1, FB_DV_PAIRS};
+    multiply_cells<true, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
 // ---- Rows of scores -------------------------------------------------------------------------------------------
@@ -328,7 +332,10 @@ FB_FN score_line line_of(constant fb__metal_args &a, lengths lens, extras x, fb_
 }
 
 FB_FN score score_in(constant fb__metal_args &a, const thread score_line &r, const device float *S, int j) {
-    return j >= r.keys.x && j < r.keys.y ? score_of(a, r.x, S[j], r.i, j) : score{0, 1, false};
+    score s = {0, 1, false};
+    if (j >= r.keys.x && j < r.keys.y)
+        s = score_of(a, r.x, S[j], r.i, j);
+    return s;
 }
 
 FB_FN fb_i64 lines(constant fb__metal_args &a) { return a.batch * a.heads_q * a.len_q; }
@@ -363,7 +370,9 @@ kernel void fb_unfused_softmax(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]]
     const float shift = top == -INFINITY ? 0 : top;
     for (int j = (int)lane; j - (int)lane < score_row(a); j += 32) {
         const bool inside = j < score_row(a);
-        const score s = inside && j < a.len_k ? score_in(a, r, row, j) : score{0, 1, false};
+        score s = {0, 1, false};
+        if (inside && j < a.len_k)
+            s = score_in(a, r, row, j);
         const float P = s.counts ? power2((s.x - shift) * FB_LOG2E) : 0;
         l += P;
         simdgroup_barrier(mem_flags::mem_device);
@@ -402,9 +411,10 @@ FB_FN cotangent cotangent_of(const thread score_line &r, const device float *lse
 
 FB_FN cell gradient_in(constant fb__metal_args &a, const thread score_line &r, const thread cotangent &c,
                        const device float *S, const device float *dP, int j) {
-    if (!c.live || j < r.keys.x || j >= r.keys.y)
-        return cell{0, 0, 1, false};
-    return cell_of(a, r.x, S[j], dP[j], c.lse, c.delta, r.i, j);
+    cell x = {0, 0, 1, false};
+    if (c.live && j >= r.keys.x && j < r.keys.y)
+        x = cell_of(a, r.x, S[j], dP[j], c.lse, c.delta, r.i, j);
+    return x;
 }
 
 [[max_total_threads_per_threadgroup(FB_THREADS)]]
@@ -430,7 +440,9 @@ kernel void fb_unfused_gradient(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]
     device float *s = S + n * score_row(a), *d = dP + n * score_row(a);
     for (int j = (int)lane; j - (int)lane < score_row(a); j += 32) {
         const bool inside = j < score_row(a);
-        const cell c = inside && j < a.len_k ? gradient_in(a, r, t, s, d, j) : cell{0, 0, 1, false};
+        cell c = {0, 0, 1, false};
+        if (inside && j < a.len_k)
+            c = gradient_in(a, r, t, s, d, j);
         simdgroup_barrier(mem_flags::mem_device);
         if (inside) {
             ((device element *)s)[j] = c.counts ? shown(c.p) : hidden();
