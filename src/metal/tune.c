@@ -17,12 +17,19 @@ typedef struct row {
 #define DBIAS FB__METAL_DBIAS
 #define UNFUSED FB__METAL_UNFUSED
 #define FITS "chosen to fit"
+#define SWEEP "another to try" /* by FLASHBACK_TILES, on hardware */
 #define PR3241 "as ml-explore/mlx#3241 from M3 on"
 
 static const row rows[] = {
     /* clang-format off */
     {FORWARD, 0, 0, 7,  64, 4, 1, 1, 32, 2, FITS},
+    {FORWARD, 0, 0, 7,  64, 4, 1, 1, 16, 2, SWEEP},
+    {FORWARD, 0, 0, 7,  64, 2, 1, 2, 32, 2, SWEEP},
+    {FORWARD, 0, 0, 7,  64, 8, 1, 1, 64, 2, SWEEP},
     {FORWARD, 0, 0, 7, 128, 4, 1, 1, 16, 2, FITS},
+    {FORWARD, 0, 0, 7, 128, 4, 1, 1, 32, 1, SWEEP},
+    {FORWARD, 0, 0, 7, 128, 2, 1, 2, 16, 2, SWEEP},
+    {FORWARD, 0, 0, 7, 128, 2, 2, 1, 32, 2, SWEEP},
     {FORWARD, 0, 0, 7, 256, 2, 2, 1, 16, 1, FITS},
     {FORWARD, 0, 0, 7, 576, 1, 4, 1,  8, 1, FITS},
     {FORWARD, 0, 1, 7,  64, 1, 1, 1, 32, 2, FITS},
@@ -39,8 +46,12 @@ static const row rows[] = {
     {FORWARD, 1, 1, 7, 576, 1, 4, 1,  8, 1, FITS},
 
     {DQ,      0, 0, 7,  64, 4, 1, 1, 32, 2, FITS},
+    {DQ,      0, 0, 7,  64, 4, 1, 1, 16, 2, SWEEP},
+    {DQ,      0, 0, 7,  64, 2, 1, 2, 32, 2, SWEEP},
     {DQ,      0, 0, 9, 128, 4, 1, 1, 32, 2, PR3241},
     {DQ,      0, 0, 7, 128, 4, 1, 1, 16, 2, FITS},
+    {DQ,      0, 0, 7, 128, 4, 1, 1, 16, 1, SWEEP},
+    {DQ,      0, 0, 7, 128, 2, 2, 1, 16, 2, SWEEP},
     {DQ,      0, 0, 7, 256, 2, 2, 1, 16, 1, FITS},
     {DQ,      0, 0, 7, 576, 1, 4, 1,  8, 1, FITS},
     {DQ,      0, 1, 7,  64, 1, 1, 1, 32, 2, FITS},
@@ -57,7 +68,14 @@ static const row rows[] = {
     {DQ,      1, 1, 7, 576, 1, 4, 1,  8, 1, FITS},
 
     {DKDV,    0, 0, 7,  64, 4, 1, 1, 32, 2, FITS},
+    {DKDV,    0, 0, 7,  64, 4, 1, 1, 16, 2, SWEEP},
+    {DKDV,    0, 0, 7,  64, 2, 2, 1, 32, 2, SWEEP},
+    {DKDV,    0, 0, 7,  64, 2, 1, 2, 16, 2, SWEEP},
     {DKDV,    0, 0, 7, 128, 2, 2, 1, 16, 2, FITS},
+    {DKDV,    0, 0, 7, 128, 4, 1, 1, 16, 2, SWEEP},
+    {DKDV,    0, 0, 7, 128, 2, 2, 1,  8, 2, SWEEP},
+    {DKDV,    0, 0, 7, 128, 1, 4, 1, 16, 2, SWEEP},
+    {DKDV,    0, 0, 7, 128, 2, 2, 1, 16, 1, SWEEP},
     {DKDV,    0, 0, 7, 256, 1, 4, 1,  8, 2, FITS},
     {DKDV,    0, 0, 7, 576, 1, 8, 1,  8, 2, FITS},
     {DKDV,    0, 1, 7,  64, 4, 1, 1,  8, 2, FITS},

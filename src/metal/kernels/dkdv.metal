@@ -66,12 +66,11 @@ FB_FN void load_stats(constant fb__metal_args &a, const thread inputs &t, const 
 
 // S' and dP' become P' and dS'; what does not count becomes a literal 0.
 FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread sums *s,
-                    thread sums *dp, const threadgroup float *stats, thread uint *keep, int head, int row, int q0,
-                    bool covered, uint lane) {
+                    thread sums *dp, const threadgroup float *stats, int head, int row, int q0, bool covered,
+                    uint lane) {
     FB_UNROLL for (int m = 0; m < FB_MI; m++) {
         const int j = row + m * 8 + (int)FB_ROW(lane);
         const int2 seen = queries_of_key(w, j, FB_STACK ? 0 : q0);
-        keep[m] = 0;
         FB_UNROLL for (int n = 0; n < FB_NS; n++)
             FB_UNROLL for (int e = 0; e < 2; e++) {
                 const int column = n * 8 + (int)FB_COLUMN(lane) + e, r = q0 + column, i = query_of(w, r);
@@ -84,7 +83,25 @@ FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const th
                 }
                 s[m * FB_NS + n].thread_elements()[e] = c.p;
                 dp[m * FB_NS + n].thread_elements()[e] = c.counts ? c.ds * c.slope : 0;
-                keep[m] |= c.counts ? 1u << (2 * n + e) : 0;
+            }
+    }
+}
+
+// A bit for each cell that counts.
+FB_FN void keep_cells(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread uint *keep,
+                      int head, int row, int q0, uint lane) {
+    FB_UNROLL for (int m = 0; m < FB_MI; m++) {
+        const int j = row + m * 8 + (int)FB_ROW(lane);
+        const int2 seen = queries_of_key(w, j, FB_STACK ? 0 : q0);
+        keep[m] = 0;
+        for (int n = 0; n < FB_NS; n++)
+            for (int e = 0; e < 2; e++) {
+                const int column = n * 8 + (int)FB_COLUMN(lane) + e, r = q0 + column, i = query_of(w, r);
+                const int at = FB_STACK ? i : column;
+                if (at < seen.x || at >= seen.y || r >= w.rows)
+                    continue;
+                if (score_of(a, extras_of(a, t.x, w.b, head + head_of(w, r) - w.head), 0, i, j).counts)
+                    keep[m] |= 1u << (2 * n + e);
             }
     }
 }
@@ -150,7 +167,9 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
 #endif
         join_parts(s, room, p.simd);
         join_parts(dp, room_dp, p.simd);
-        gradient(a, t, w, s, dp, stats, keep, head, row, q0, covers(whole, q0, FB_BN), p.lane);
+        gradient(a, t, w, s, dp, stats, head, row, q0, covers(whole, q0, FB_BN), p.lane);
+        if (careful)
+            keep_cells(a, t, w, keep, head, row, q0, p.lane);
         add_product<FB_NV, FB_DV, WIDE_V>(o.dv, s, keep, dO, wn, careful, p);
 #if FB_BUFFERS == 1
         threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -25,13 +25,12 @@ struct inputs {
 
 // S and dP become dS, in place of S; what does not count becomes a literal 0.
 FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread sums *s,
-                    thread sums *dp, const thread float *lse, const thread float *delta, thread uint *keep, int row,
-                    int k0, bool covered, uint lane) {
+                    thread sums *dp, const thread float *lse, const thread float *delta, int row, int k0, bool covered,
+                    uint lane) {
     FB_UNROLL for (int m = 0; m < FB_MI; m++) {
         const int r = row + m * 8 + (int)FB_ROW(lane), i = query_of(w, r);
         const int2 seen = keys_of_row(w, r, k0);
         const extras x = extras_of(a, t.x, w.b, head_of(w, r));
-        keep[m] = 0;
         FB_UNROLL for (int n = 0; n < FB_NS; n++)
             FB_UNROLL for (int e = 0; e < 2; e++) {
                 const int j = n * 8 + (int)FB_COLUMN(lane) + e;
@@ -40,7 +39,23 @@ FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const th
                     c = cell_of(a, x, s[m * FB_NS + n].thread_elements()[e], dp[m * FB_NS + n].thread_elements()[e],
                                 lse[m], delta[m], i, k0 + j);
                 s[m * FB_NS + n].thread_elements()[e] = c.counts ? c.ds * c.slope : 0;
-                keep[m] |= c.counts ? 1u << (2 * n + e) : 0;
+            }
+    }
+}
+
+// A bit for each cell that counts.
+FB_FN void keep_cells(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread uint *keep,
+                      int row, int k0, uint lane) {
+    FB_UNROLL for (int m = 0; m < FB_MI; m++) {
+        const int r = row + m * 8 + (int)FB_ROW(lane), i = query_of(w, r);
+        const int2 seen = keys_of_row(w, r, k0);
+        const extras x = extras_of(a, t.x, w.b, head_of(w, r));
+        keep[m] = 0;
+        for (int n = 0; n < FB_NS; n++)
+            for (int e = 0; e < 2; e++) {
+                const int j = n * 8 + (int)FB_COLUMN(lane) + e;
+                if (j >= seen.x && j < seen.y && score_of(a, x, 0, i, k0 + j).counts)
+                    keep[m] |= 1u << (2 * n + e);
             }
     }
 }
@@ -77,7 +92,6 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
     for (int tile = tiles.x; tile < tiles.y; tile = live_keys(a, t.x, w, tile + 1, tiles.y)) {
         const int k0 = tile * FB_BN;
         sums s[FB_MI * FB_NS], dp[FB_MI * FB_NS];
-        uint keep[FB_MI];
         tile_load<FB_BN, FB_DV, WIDE_V>(V, t.v, k0, len_k, 0, a.head_dim_v, a.flags & FB_V16, p.thread_);
 #if FB_BUFFERS == 1
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -97,8 +111,10 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
 #endif
         join_parts(s, room, p.simd);
         join_parts(dp, room_dp, p.simd);
-        gradient(a, t, w, s, dp, lse, delta, keep, row, k0, covers(whole, k0, FB_BN), p.lane);
+        gradient(a, t, w, s, dp, lse, delta, row, k0, covers(whole, k0, FB_BN), p.lane);
         if (careful) {
+            uint keep[FB_MI];
+            keep_cells(a, t, w, keep, row, k0, p.lane);
             add_specials<FB_NQ, WIDE_Q>(dq, s, keep, K + wn * FB_NQ * 8, p.lane);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             tile_clean<FB_BN, FB_D, WIDE_Q>(K, p.thread_);

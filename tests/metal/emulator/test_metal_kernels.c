@@ -99,6 +99,33 @@ static void test_edges_of_tiles(void **state) {
                 }
 }
 
+/* All rows of the table that fit, by FLASHBACK_TILES: a kernel may be given any of them. */
+static void test_all_rows(void **state) {
+    (void)state;
+    static const char *const kernels[] = {"forward", "dq", "dkdv"};
+    static const char *const cases[] = {"f16.b1h2k1.q35k45.d64.causal", "bf16.b1h2k1.q35k45.d128.causal",
+                                        "f32.b1h2k1.q19k21.d64.causal"};
+    int rows = 0;
+    for (size_t k = 0; k < 3; k++)
+        for (size_t n = 0; n < 3; n++)
+            for (int skip = 1;; skip++, rows++) {
+                fbh_case c;
+                fbh_result r;
+                char error[512], tiles[32];
+                const fbh_options options = {.device = FB_METAL, .route = FB_FUSED};
+                snprintf(tiles, sizeof tiles, "%s=%d", kernels[k], skip);
+                setenv("FLASHBACK_TILES", tiles, 1);
+                assert_true(fbh_case_parse(&c, cases[n], error, sizeof error));
+                fbh_case_run(&c, 7, &options, &r);
+                unsetenv("FLASHBACK_TILES");
+                if (r.verdict == FBH_UNSUPPORTED)
+                    break;
+                if (r.verdict != FBH_PASS)
+                    fail_msg("%s, %s: %s", cases[n], tiles, r.message);
+            }
+    assert_true(rows >= 40);
+}
+
 int main(void) {
     load_mock(MOCKS "/metal_model/libobjc.A.dylib", "objc_msgSend");
     load_mock(MOCKS "/metal_model/Metal", "MTLCopyAllDevices");
@@ -106,6 +133,7 @@ int main(void) {
         cmocka_unit_test(test_schedules_have_the_same_bits),
         cmocka_unit_test(test_dq_of_causal_offsets_beside_the_tile),
         cmocka_unit_test(test_edges_of_tiles),
+        cmocka_unit_test(test_all_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
