@@ -59,15 +59,18 @@ static long code(failure *e, selector name) {
 
 /* ---- Devices ---- */
 
-enum { DEVICES = 8 };
+static device devices[MOCK_DEVICES];
+
+#define DEVICE_AT(n) &devices[n].head
+object *const mock_devices[MOCK_DEVICES] = {DEVICE_AT(0), DEVICE_AT(1), DEVICE_AT(2), DEVICE_AT(3),
+                                            DEVICE_AT(4), DEVICE_AT(5), DEVICE_AT(6), DEVICE_AT(7)};
 
 /* What MTLCopyAllDevices of the library Metal returns. */
 EXPORT object *mock_copy_devices(void) {
-    static device devices[DEVICES];
     if (mock_fails("MTLCopyAllDevices"))
         return NULL;
     array *a = mock_new(ARRAY, sizeof *a);
-    for (int n = 0; n < mock.devices && n < DEVICES; n++) {
+    for (int n = 0; n < mock.devices && n < MOCK_DEVICES; n++) {
         devices[n].head.kind = DEVICE;
         if (!devices[n].head.references)
             devices[n].head.references = 1;

@@ -34,8 +34,19 @@ void mock_strange(const char *what) {
         fprintf(stderr, "mock: %s\n", what);
 }
 
-/* With MOCK_STRICT a program says at its end what it has left. */
+static void drop_associations(object *o) {
+    for (struct association *a = o->associations, *next; a; a = next) {
+        next = a->next;
+        mock_release(a->value);
+        free(a);
+    }
+    o->associations = NULL;
+}
+
+/* With MOCK_STRICT a program says at its end what it has left, besides what devices keep. */
 __attribute__((destructor)) static void report(void) {
+    for (int n = 0; n < MOCK_DEVICES; n++)
+        drop_associations(mock_devices[n]);
     if (getenv("MOCK_STRICT") && (mock.live || mock.pools || mock.strange))
         fprintf(stderr, "mock: %ld objects and %d pools are left, %d calls were strange\n", mock.live,
                 mock.pools, mock.strange);
@@ -79,12 +90,7 @@ void mock_release(void *object_) {
     }
     if (mock_dealloc[o->kind])
         mock_dealloc[o->kind](o);
-    for (struct association *a = o->associations, *next; a; a = next) {
-        next = a->next;
-        mock_release(a->value);
-        free(a);
-    }
-    o->associations = NULL;
+    drop_associations(o);
     __atomic_sub_fetch(&mock.live, 1, __ATOMIC_RELAXED);
 }
 

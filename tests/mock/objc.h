@@ -52,6 +52,9 @@ extern void (*const mock_dealloc[KINDS])(object *);                /* NULL: noth
 
 extern mock_metal_state mock_metal;
 
+enum { MOCK_DEVICES = 8 };
+extern object *const mock_devices[MOCK_DEVICES];
+
 /* Is this the call that fails? */
 bool mock_fails(const char *call);
 /* Something that Metal would have ended the process for, or answered with nonsense. */
