@@ -3,6 +3,7 @@
 #include "../base/env.h"
 #include "../jit/log.h"
 #include "../jit/spec.h"
+#include "layout.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -183,6 +184,8 @@ static fb_status get(fb__metal_state *s, fb__metal_kernel kernel, int log) {
     FB_TRY(fb__jit_spec(&request, &text, key));
     k->kept = is_keeping() && take_kept(s, kernel, key, k->pipelines);
     fb_status status = k->kept ? FB_OK : make(s, kernel, text, k->pipelines);
+    if (status == FB_OK && !k->kept && kernel == FB__METAL_ROWS)
+        status = fb__metal_check_layout(s);
     if (status == FB_OK && !k->kept && is_keeping())
         keep(s, kernel, key, k->pipelines);
     k->ms += now_ms() - start;

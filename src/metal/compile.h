@@ -13,7 +13,8 @@ fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p,
                                  int skip);
 
 /* Compiles all kernels that are used. A row whose threads the compiled kernel does not allow is passed over
- * for the next one that fits. What is made is the state's, also on failure: fb__metal_unload. Needs a pool.
+ * for the next one that fits. The state has its queue. What is made is the state's, also on failure:
+ * fb__metal_unload. Needs a pool.
  */
 fb_status fb__metal_load(fb__metal_state *s, const fb__problem *p);
 void fb__metal_unload(fb__metal_state *s);

@@ -185,11 +185,11 @@ static fb_status check(const fb__problem *p) {
 
 static fb_status fill(fb__metal_state *s, const fb__problem *p) {
     FB_TRY(decide(s, p));
-    FB_TRY(fb__metal_load(s, p));
-    FB_TRY(lay_out(s, p)); /* other rows may have been taken */
     s->queue = FB__GET(&s->objc, new_queue, s->device.object);
-    return s->queue ? FB_OK
-                    : fb__error(FB_DEVICE, "newCommandQueue failed: %s gave no queue", s->device.name);
+    if (!s->queue)
+        return fb__error(FB_DEVICE, "newCommandQueue failed: %s gave no queue", s->device.name);
+    FB_TRY(fb__metal_load(s, p));
+    return lay_out(s, p); /* other rows may have been taken */
 }
 
 static fb_status prepare(const fb__problem *p, void **state, size_t *workspace) {

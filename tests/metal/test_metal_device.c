@@ -116,6 +116,7 @@ static scene begin(void) {
     expect(fb_alloc(&s.memory, FB_METAL, 0, MEMORY) == FB_OK);
     expect(fb_plan_create(&s.plan, &d) == FB_OK);
     s.io = tensors(&fused, s.memory, fb_plan_workspace(s.plan));
+    s.m.state->committed = s.m.state->waited = 0;
     s.pool = s.m.objc.push();
     return s;
 }

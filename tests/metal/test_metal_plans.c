@@ -200,6 +200,22 @@ static void limits(void) {
     expect_nothing_left(&m, "limits", 0);
 }
 
+/* A GPU whose matrices lie otherwise gets no plan, also not the second time. */
+static void layout(void) {
+    mock m = load_metal();
+    fb_desc d = describe(&problems[1]);
+    fb_plan *plan = NULL;
+    unsetenv("FLASHBACK_CACHE");
+    m.state->layout = 0;
+    for (int n = 0; n < 2; n++) {
+        expect(fb_plan_create(&plan, &d) == FB_UNSUPPORTED && !plan);
+        expect_words(fb_last_error(), "lie in the lanes of Mock Apple GPU 0 otherwise");
+    }
+    m.state->layout = 1;
+    expect(fb_plan_create(&plan, &d) == FB_OK);
+    fb_plan_destroy(plan);
+}
+
 /* The device keeps pipelines for plans of the same kernels, whatever their lengths. */
 static void kept(void) {
     mock m = load_metal();
@@ -259,6 +275,7 @@ static void tiles(void) {
 static void test_compiling(void **state) {
     (void)state;
     in_child(kept);
+    in_child(layout);
     in_child(tiles);
     in_child(safe_math);
     in_child(compile_errors);

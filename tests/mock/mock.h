@@ -83,6 +83,7 @@ typedef struct mock_metal_state {
     const char *limited;       /* the function whose pipelines allow less, or NULL */
     unsigned long limited_to;  /* threads */
     unsigned long simd_width;  /* 32 */
+    int layout;                /* what fb_layout answers where kernels do not run; 1 */
     const char *compile_error; /* what the compiler says of the next texts; NULL: nothing */
     long fail_at;              /* calls + 1 is the next; 0 = none */
     int fail_code;             /* of the NSError */

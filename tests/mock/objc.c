@@ -15,6 +15,7 @@ EXPORT mock_metal_state mock_metal = {.devices = 1,
                                       .buffer_most = 1UL << 33,
                                       .memory_most = 1UL << 33,
                                       .simd_width = 32,
+                                      .layout = 1,
                                       .fast_math = -1};
 #define mock mock_metal
 
