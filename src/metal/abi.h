@@ -36,7 +36,7 @@
 #define FB_AT_DELTA 23       /* rowsum(dO * O) - dLSE, and 0 where nothing counts */
 #define FB_AT_PARTIAL 24     /* f32 [chunks, batch * heads_q * len_q, DV, or D in dq]: keys cut into chunks */
 #define FB_AT_PARTIAL_LSE 25 /* f32 [chunks, the same rows, 2]: m and l */
-#define FB_AT_DS 26          /* dS tiles between dkdv and dq, where these are kept */
+#define FB_AT_DS 26          /* dS between dkdv and dq, where it is kept; f32 scores of the unfused route */
 #define FB_AT_COUNT 27
 
 #define FB_PRESENT(index) (1u << (index))
@@ -49,6 +49,8 @@ typedef struct fb__metal_view {
 /* By setBytes; the names are those of fb__args, which has the pointers besides. */
 typedef struct fb__metal_args {
     fb__metal_view q, k, v, out, dout, dq, dk, dv, bias, dbias, mask, other_out;
+    fb__metal_view
+        ds; /* of dS between dkdv and dq, where it is kept: rows of keys, both in multiples of 64 */
     fb_i64 block_batch, block_head; /* strides of the block mask, 0 repeats */
     fb_i64 block_q, block_k;        /* cells per block */
     fb_i64 bias_batches, bias_heads, bias_rows;

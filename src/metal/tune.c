@@ -159,6 +159,7 @@ static void fill(const row *r, const fb__metal_need *need, fb__metal_spec *s) {
                           .WN = r->wn,
                           .MI = r->mi,
                           .BUFFERS = r->buffers,
+                          .KEEP_DS = need->keep_ds && !r->stack && (r->kernel == DQ || r->kernel == DKDV),
                           .THREADS = 32 * r->wm * r->wn,
                           .measured = r->measured};
     if (r->kernel == UNFUSED) /* whose tiles are of results: all head dims share their code */

@@ -38,6 +38,7 @@ typedef enum fb__metal_kernel {
     X(WN)      /* simdgroups, by columns: each has its slab of D and of DV */                                \
     X(MI)      /* pieces of 8 rows of a simdgroup */                                                         \
     X(BUFFERS) /* 2: the two tensors that pass by have a tile each; 1: they take turns in one */             \
+    X(KEEP_DS) /* dkdv leaves dS in memory, and dq takes it from there: 5 products of 7, O(L^2) memory */    \
     X(THREADS) /* of a threadgroup */
 
 typedef struct fb__metal_spec {
@@ -61,6 +62,7 @@ typedef struct fb__metal_need {
     int64_t head_dim, head_dim_v;
     int options; /* FB_SOFTCAP | ... */
     bool stack;
+    bool keep_ds;
     int family;       /* of the GPU: 7 is M1, 8 M2, 9 M3 and M4 */
     int shared_bytes; /* threadgroup memory that there is, 32768 on all of them */
     int skip;         /* rows that fit, to be passed over: the compiler gave them too few threads */

@@ -8,10 +8,10 @@ import unittest
 
 import kernels
 
-SIZES = {"D": 128, "DV": 128, "BM": 16, "BN": 16, "WM": 2, "MI": 1, "THREADS": 128}
+SIZES = {"KEEP_DS": 0, "D": 128, "DV": 128, "BM": 16, "BN": 16, "WM": 2, "MI": 1, "THREADS": 128}
 # Every branch of the texts: types, options, stacked heads, slabs of columns, buffers.
 SPECS = [dict(SIZES, TYPE=0, OPTIONS=0, STACK=0, WN=1, BUFFERS=1), dict(SIZES, TYPE=1, OPTIONS=15, STACK=0, WN=2, BUFFERS=2),
-         dict(SIZES, TYPE=2, OPTIONS=15, STACK=1, WN=1, BUFFERS=2), dict(SIZES, TYPE=1, OPTIONS=4, STACK=0, WN=2, BUFFERS=1)]
+         dict(SIZES, TYPE=2, OPTIONS=15, STACK=1, WN=1, BUFFERS=2), dict(SIZES, TYPE=1, OPTIONS=4, STACK=0, WN=2, BUFFERS=1, KEEP_DS=1)]
 SPACES = "device|constant|threadgroup|thread"
 
 

@@ -24,6 +24,7 @@ struct inputs {
     rows k, v;
     extras x;
     const device float *lse, *delta;
+    device element *ds;
     threadgroup element *memory;
 };
 
@@ -106,6 +107,16 @@ FB_FN void keep_cells(constant fb__metal_args &a, const thread inputs &t, const 
     }
 }
 
+// dS to memory, for dq.metal: rows of queries there. Simdgroups of other columns have the same.
+FB_FN void leave_gradients(constant fb__metal_args &a, const thread work &w, const thread sums *ds, device element *to,
+                           int head, int row, int q0) {
+    to += w.b * a.ds.batch + head * a.ds.head + q0 * a.ds.row + row;
+    FB_UNROLL for (int m = 0; m < FB_MI; m++)
+        FB_UNROLL for (int n = 0; n < FB_NS; n++)
+            simdgroup_store(to_operand(ds[m * FB_NS + n]), to + n * 8 * a.ds.row + m * 8, (ulong)a.ds.row,
+                            ulong2(0, 0), true);
+}
+
 // One tile's product into dK or dV; `careful` keeps infinities and NaN of the tile from keys that do not see them.
 template <int N, int COLUMNS, int WIDE>
 FB_FN void add_product(thread sums *c, const thread sums *p, const thread uint *keep, threadgroup element *tile, int wn,
@@ -168,6 +179,10 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
         join_parts(s, room, p.simd);
         join_parts(dp, room_dp, p.simd);
         gradient(a, t, w, s, dp, stats, head, row, q0, covers(whole, q0, FB_BN), p.lane);
+#if FB_KEEP_DS
+        if (wn == 0)
+            leave_gradients(a, w, dp, t.ds, head, row, q0);
+#endif
         if (careful)
             keep_cells(a, t, w, keep, head, row, q0, p.lane);
         add_product<FB_NV, FB_DV, WIDE_V>(o.dv, s, keep, dO, wn, careful, p);
@@ -211,14 +226,15 @@ kernel void fb_dkdv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const dev
                     const device int *cu_q [[buffer(FB_AT_CU_Q)]], const device int *cu_k [[buffer(FB_AT_CU_K)]],
                     const device int *lens_q [[buffer(FB_AT_LENS_Q)]],
                     const device int *lens_k [[buffer(FB_AT_LENS_K)]],
-                    const device float *delta [[buffer(FB_AT_DELTA)]], threadgroup uchar *memory [[threadgroup(0)]],
+                    const device float *delta [[buffer(FB_AT_DELTA)]], device element *ds [[buffer(FB_AT_DS)]],
+                    threadgroup uchar *memory [[threadgroup(0)]],
                     uint3 group [[threadgroup_position_in_grid]], uint thread_ [[thread_index_in_threadgroup]],
                     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     const place p = {group, thread_, lane, simd};
     work w;
     if (!work_find(a, {cu_q, cu_k, lens_q, lens_k}, (uint)a.first + group.x, FB_BM, true, w))
         return;
-    const inputs t = {q, dout, key_rows(k, a.k, w), key_rows(v, a.v, w), {bias, mask, block_mask}, lse, delta,
+    const inputs t = {q, dout, key_rows(k, a.k, w), key_rows(v, a.v, w), {bias, mask, block_mask}, lse, delta, ds,
                       (threadgroup element *)memory};
     const fb__range seen = fb__band_queries_of(w.band, w.first, w.first + FB_BM);
     int2 tiles = int2((int)(seen.lo / FB_BN), (int)((seen.hi + FB_BN - 1) / FB_BN));

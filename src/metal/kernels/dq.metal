@@ -4,6 +4,7 @@
 //         S = Q K^T   P = exp(S - LSE)   dP = dO V^T   dS = P (dP - delta)   dQ += dS K
 //     dQ = scale dQ
 //
+// With FB_KEEP_DS dkdv.metal has left dS in memory, and the last product is all that is to be done.
 // Simdgroups: FB_WM of MI x 8 rows, times FB_WN slabs of the columns of Q, K, V, dO and dQ. Q and dO stay in registers.
 // Threadgroup memory: K [BN][D] and V [BN][DV], with one buffer V first and then K at the same place; then, with slabs,
 // [WM * WN][MI * 8][BN] parts of S and the same of dP. Q and dO arrive by way of the first.
@@ -20,6 +21,7 @@ struct inputs {
     rows q, k, v, dout;
     extras x;
     const device float *lse, *delta;
+    const device element *ds;
     threadgroup element *memory;
 };
 
@@ -40,6 +42,28 @@ FB_FN void gradient(constant fb__metal_args &a, const thread inputs &t, const th
                                 lse[m], delta[m], i, k0 + j);
                 s[m * FB_NS + n].thread_elements()[e] = c.counts ? c.ds * c.slope : 0;
             }
+    }
+}
+
+// dS as dkdv.metal has left it; where cells do not count there may be anything.
+FB_FN void take_gradients(constant fb__metal_args &a, const thread inputs &t, const thread work &w, thread sums *s,
+                          int row, int k0, bool covered, uint lane) {
+    const device element *from = t.ds + w.b * a.ds.batch + w.head * a.ds.head + row * a.ds.row + k0;
+    FB_UNROLL for (int m = 0; m < FB_MI; m++) {
+        const int r = row + m * 8 + (int)FB_ROW(lane);
+        const int2 seen = keys_of_row(w, r, k0);
+        const extras x = extras_of(a, t.x, w.b, w.head);
+        FB_UNROLL for (int n = 0; n < FB_NS; n++) {
+            operand kept;
+            simdgroup_load(kept, from + m * 8 * a.ds.row + n * 8, (ulong)a.ds.row);
+            FB_UNROLL for (int e = 0; e < 2; e++) {
+                const int j = n * 8 + (int)FB_COLUMN(lane) + e;
+                bool counts = covered && FB_PLAIN;
+                if (!counts && j >= seen.x && j < seen.y)
+                    counts = score_of(a, x, 0, r, k0 + j).counts;
+                s[m * FB_NS + n].thread_elements()[e] = counts ? (float)kept.thread_elements()[e] : 0;
+            }
+        }
     }
 }
 
@@ -68,12 +92,13 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
     const int2 whole = whole_keys(w, w.first, FB_BM);
     threadgroup element *K = t.memory, *V = t.memory + V_AT;
     threadgroup float *room = (threadgroup float *)(t.memory + ROOM_AT), *room_dp = room + FB_WM * FB_WN * FB_PARTS;
-    operand q[FB_MI * FB_NQ], dout[FB_MI * FB_NV];
-    float lse[FB_MI], delta[FB_MI];
 
     clear(dq, FB_MI * FB_NQ);
     if (tiles.x >= tiles.y)
         return;
+#if !FB_KEEP_DS
+    operand q[FB_MI * FB_NQ], dout[FB_MI * FB_NV];
+    float lse[FB_MI], delta[FB_MI];
     tile_load<FB_BM, FB_D, WIDE_Q>(K, t.q, w.first, query_end(w), 0, a.head_dim, a.flags & FB_Q16, p.thread_);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     take_rows<FB_NQ, WIDE_Q>(q, K + wm * FB_MI * 8 * WIDE_Q + wn * FB_NQ * 8);
@@ -89,9 +114,17 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
         if (lse[m] == -INFINITY) // nothing comes from this row
             lse[m] = INFINITY;
     }
+#endif
     for (int tile = tiles.x; tile < tiles.y; tile = live_keys(a, t.x, w, tile + 1, tiles.y)) {
         const int k0 = tile * FB_BN;
-        sums s[FB_MI * FB_NS], dp[FB_MI * FB_NS];
+        const bool covered = covers(whole, k0, FB_BN);
+        sums s[FB_MI * FB_NS];
+#if FB_KEEP_DS
+        tile_load<FB_BN, FB_D, WIDE_Q>(K, t.k, k0, len_k, 0, a.head_dim, a.flags & FB_K16, p.thread_);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        take_gradients(a, t, w, s, row, k0, covered, p.lane);
+#else
+        sums dp[FB_MI * FB_NS];
         tile_load<FB_BN, FB_DV, WIDE_V>(V, t.v, k0, len_k, 0, a.head_dim_v, a.flags & FB_V16, p.thread_);
 #if FB_BUFFERS == 1
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -111,7 +144,8 @@ FB_FN void attend(constant fb__metal_args &a, const thread inputs &t, const thre
 #endif
         join_parts(s, room, p.simd);
         join_parts(dp, room_dp, p.simd);
-        gradient(a, t, w, s, dp, lse, delta, row, k0, covers(whole, k0, FB_BN), p.lane);
+        gradient(a, t, w, s, dp, lse, delta, row, k0, covered, p.lane);
+#endif
         if (careful) {
             uint keep[FB_MI];
             keep_cells(a, t, w, keep, row, k0, p.lane);
@@ -157,7 +191,8 @@ kernel void fb_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const devic
                   const device uchar *block_mask [[buffer(FB_AT_BLOCK_MASK)]],
                   const device int *cu_q [[buffer(FB_AT_CU_Q)]], const device int *cu_k [[buffer(FB_AT_CU_K)]],
                   const device int *lens_q [[buffer(FB_AT_LENS_Q)]], const device int *lens_k [[buffer(FB_AT_LENS_K)]],
-                  const device float *delta [[buffer(FB_AT_DELTA)]], device float *partial [[buffer(FB_AT_PARTIAL)]],
+                  const device float *delta [[buffer(FB_AT_DELTA)]], const device element *ds [[buffer(FB_AT_DS)]],
+                  device float *partial [[buffer(FB_AT_PARTIAL)]],
                   threadgroup uchar *memory [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
                   uint thread_ [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                   uint simd [[simdgroup_index_in_threadgroup]]) {
@@ -172,6 +207,7 @@ kernel void fb_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const devic
                       {bias, mask, block_mask},
                       lse,
                       delta,
+                      ds,
                       (threadgroup element *)memory};
     const int2 tiles = key_tiles(a, t.x, w, group.y);
     sums sum[FB_MI * FB_NQ];
