@@ -60,8 +60,8 @@ class Faults(unittest.TestCase):
 
     def test_masked_cells_of_a_causal_offset(self):
         """The original masks the last ceil(BM / BN) tiles only."""
-        old = "row, k0, covers(whole, k0, FB_BN), p.lane);"
-        new = "row, k0, (tile + 1) * FB_BN <= len_k && tile < tiles.y - (FB_BM + FB_BN - 1) / FB_BN, p.lane);"
+        old = "const bool covered = covers(whole, k0, FB_BN);"
+        new = "const bool covered = (tile + 1) * FB_BN <= len_k && tile < tiles.y - (FB_BM + FB_BN - 1) / FB_BN;"
         good, bad = r"^bf16\.b1h2k1\.q64k64\.d16\.causal$", r"^bf16\.b1h2k1\.q63k64\.d16\.causal$"
         for cases in (good, bad):
             self.assertEqual(kernels.check(cases)[0], 0)

@@ -36,9 +36,9 @@ class Races(unittest.TestCase):
             plain, skipped, found = [], 0, 0
             for n in range(attend, end):
                 word = lines[n].strip()
-                if word.startswith("#if FB_BUFFERS == 1") or word.startswith("#if FB_WN > 1") or word == "if (careful) {":
+                if word.startswith(("#if FB_BUFFERS == 1", "#if FB_WN > 1", "#if FB_KEEP_DS", "if (careful) {")):
                     skipped += 1
-                elif skipped and (word.startswith("#endif") or word == "}"):
+                elif skipped and (word.startswith(("#else", "#endif")) or word == "}"):
                     skipped -= 1
                 elif not skipped and word == BARRIER:
                     plain.append(n)
