@@ -33,7 +33,8 @@ fb__metal_need fb__metal_need_of(const fb__metal_state *s, const fb__problem *p,
                             .stack = s->stacked,
                             .family = s->device.family,
                             .shared_bytes = (int)s->device.threadgroup_bytes,
-                            .skip = s->kernels[kernel].first + skip};
+                            .skip = s->kernels[kernel].first + skip,
+                            .keep_ds = s->ds_bytes > 0};
 }
 
 fb_status fb__metal_no_row(const fb__metal_state *s, const fb__problem *p, fb__metal_kernel kernel) {

@@ -2,6 +2,7 @@
  * encoders that Metal makes. See launch.h. */
 #include "launch.h"
 #include "encode.h"
+#include "keep.h"
 #include "unfused.h"
 #include <string.h>
 
@@ -67,8 +68,8 @@ static void bind(const fb__metal_state *s, fb__pass pass, const fb_io *io, fb_re
         at[FB_AT_DBIAS] = io->dbias, at[FB_AT_DSINKS] = io->dsinks;
         at[FB_AT_DELTA] = (fb_ref){work.data, work.offset + s->at_delta};
     }
-    if (s->route == FB_UNFUSED)
-        fb__metal_unfused_bind(s, pass, work, at);
+    if (pass == FB__BACKWARD && (s->route == FB_UNFUSED || s->ds_bytes))
+        at[FB_AT_DS] = (fb_ref){work.data, work.offset + s->at_gradients};
 }
 
 /* ---- Numbers ---- */
@@ -130,6 +131,7 @@ static void take_numbers(fb__metal_args *a, const fb__problem *p) {
     a->chunks = 1;
     a->flags = (fb__has(p, FB_TOP_LEFT) ? FB_IS_TOP_LEFT : 0) | (fb__has(p, FB_ACCUMULATE) ? FB_ADDS : 0) |
                (d->bias_shape.cols > 1 ? FB_BIAS_COLS : 0) | (d->mask_shape.cols > 1 ? FB_MASK_COLS : 0);
+    a->ds = fb__metal_keep_view(p);
     take_blocks(a, d);
 }
 
@@ -229,7 +231,8 @@ static fb_status finish_unfused(fb__metal_call *c, const fb__problem *p, fb__met
     return start_rows(c, FB__METAL_DSINKS, p->d.heads_q, a);
 }
 
-/* dq, dkdv, dbias and dsinks need delta, and nothing of each other: they run side by side. */
+/* dkdv, dq, dbias and dsinks need delta, and nothing of each other, unless dkdv keeps dS for dq: they run
+ * side by side. */
 static fb_status run_backward(fb__metal_call *c, const fb__problem *p, fb__metal_args *a) {
     const fb__metal_state *s = c->s;
     const int D = (int)p->d.head_dim, DV = (int)p->d.head_dim_v;
@@ -238,12 +241,14 @@ static fb_status run_backward(fb__metal_call *c, const fb__problem *p, fb__metal
     if (s->route == FB_UNFUSED)
         return finish_unfused(c, p, a);
     fb__metal_call_barrier(c);
-    if (!fb__has(p, FB_NO_DQ))
-        FB_TRY(start_tiles(c, p, FB__METAL_DQ, s->chunks[FB__BACKWARD], 2 * D + DV, a));
     if (!fb__has(p, FB_NO_DK) || !fb__has(p, FB_NO_DV)) {
         fb__metal_args keys = *a;
         FB_TRY(start_tiles(c, p, FB__METAL_DKDV, 1, 2 * (D + DV), &keys));
     }
+    if (s->ds_bytes)
+        fb__metal_call_barrier(c);
+    if (!fb__has(p, FB_NO_DQ))
+        FB_TRY(start_tiles(c, p, FB__METAL_DQ, s->chunks[FB__BACKWARD], s->ds_bytes ? D : 2 * D + DV, a));
     if (fb__has(p, FB_DBIAS))
         FB_TRY(start_dbias(c, p, D + DV, a));
     if (fb__has(p, FB_DSINKS))

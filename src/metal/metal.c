@@ -5,6 +5,7 @@
 #include "../core/route.h"
 #include "abi.h"
 #include "compile.h"
+#include "keep.h"
 #include "launch.h"
 #include "memory.h"
 #include "tiles.h"
@@ -141,7 +142,7 @@ static fb_status lay_out(fb__metal_state *s, const fb__problem *p) {
                              s->chunks[1] > 1 ? (double)s->chunks[1] * stacked : 0};
     const double bytes[2] = {parts[0] * 4 * s->kernels[FB__METAL_FORWARD].spec.DV,
                              parts[1] * 4 * s->kernels[FB__METAL_DQ].spec.D};
-    if (rows * 4 + parts[0] * 8 + bytes[0] + bytes[1] > 0x1p62)
+    if (rows * 4 + parts[0] * 8 + bytes[0] + bytes[1] + (double)s->ds_bytes > 0x1p62)
         return fb__error(FB_INVALID, "overflow: the workspace of this problem would not fit into 64 bits");
     size_t ends[2] = {0, 0};
     s->at_partial[0] = place(&ends[0], bytes[0]);
@@ -149,6 +150,7 @@ static fb_status lay_out(fb__metal_state *s, const fb__problem *p) {
     if (!fb__has(p, FB_FORWARD_ONLY)) {
         s->at_delta = place(&ends[1], rows * 4);
         s->at_partial[1] = place(&ends[1], bytes[1]);
+        s->at_gradients = place(&ends[1], (double)s->ds_bytes);
     }
     s->workspace = (ends[0] > ends[1] ? ends[0] : ends[1]) + 16; /* 16 to align it */
     return FB_OK;
@@ -163,6 +165,7 @@ static fb_status decide(fb__metal_state *s, const fb__problem *p) {
     FB_TRY(check_sizes(p));
     FB_TRY(choose_route(s, p));
     FB_TRY(check_groups(p));
+    FB_TRY(fb__metal_keep(s, p));
     FB_TRY(choose_rows(s, p));
     return lay_out(s, p);
 }
@@ -248,6 +251,9 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
     }
     if (s->route == FB_UNFUSED)
         fb__metal_unfused_explain(p, text);
+    if (s->ds_bytes)
+        fb__text_add(text, "dS: made by dkdv.metal and kept for dq.metal, %.3f GB\n",
+                     (double)s->ds_bytes * 1e-9);
     if (s->stacked)
         fb__text_add(text, "chunks of keys: forward %lld, dq %lld\n", (long long)s->chunks[0],
                      (long long)s->chunks[1]);

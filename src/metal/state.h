@@ -42,6 +42,7 @@ typedef struct fb__metal_state {
     fb__metal_loaded kernels[FB__METAL_KERNEL_COUNT];
     int64_t chunks[2]; /* of the keys, for the passes' forward and dq kernels */
     size_t at_delta, at_partial[2], at_partial_lse, at_gradients;
+    size_t ds_bytes; /* of dS that dkdv keeps for dq; 0: each makes its own */
     size_t workspace;
 } fb__metal_state;
 

@@ -35,11 +35,6 @@ fb_status fb__metal_unfused_lay_out(fb__metal_state *s, const fb__problem *p) {
     return FB_OK;
 }
 
-void fb__metal_unfused_bind(const fb__metal_state *s, fb__pass pass, fb_ref work, fb_ref *at) {
-    if (pass == FB__BACKWARD)
-        at[FB_AT_DS] = (fb_ref){work.data, work.offset + s->at_gradients};
-}
-
 void fb__metal_unfused_explain(const fb__problem *p, fb__text *text) {
     const bool backward = !fb__has(p, FB_FORWARD_ONLY);
     fb__text_add(text, "scores: %d matri%s of %lld x %lld in f32, %.3f GB\n", backward ? 2 : 1,

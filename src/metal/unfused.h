@@ -10,9 +10,6 @@
 /* Places in the workspace, or why they are too large; sets s->workspace. */
 fb_status fb__metal_unfused_lay_out(fb__metal_state *s, const fb__problem *p);
 
-/* Binds what the kernels find there. */
-void fb__metal_unfused_bind(const fb__metal_state *s, fb__pass pass, fb_ref work, fb_ref *at);
-
 fb_status fb__metal_unfused_forward(fb__metal_call *c, const fb__problem *p, fb__metal_args *a);
 
 /* What comes of S and dP; delta and dsinks are launch.c's. */

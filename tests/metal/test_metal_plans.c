@@ -4,13 +4,13 @@
 
 static const problem problems[] = {
     {"fused, forward only", FB_FORWARD_ONLY, FB_BF16, FB_AUTO, 100, 200, "fb_forward", ""},
-    {"fused", 0, FB_F32, FB_AUTO, 100, 200, "fb_forward", "fb_delta fb_dkdv fb_dq"},
+    {"fused", 0, FB_F32, FB_AUTO, 100, 200, "fb_forward", "fb_delta fb_dq fb_dkdv"},
     {"gradients of options", FB_BIAS | FB_DBIAS | FB_SINKS | FB_DSINKS, FB_F16, FB_AUTO, 64, 64, "fb_forward",
-     "fb_delta fb_dsinks fb_dbias fb_dkdv fb_dq"},
+     "fb_delta fb_dsinks fb_dbias fb_dq fb_dkdv"},
     {"dq only", FB_NO_DK | FB_NO_DV, FB_F16, FB_AUTO, 64, 64, "fb_forward", "fb_delta fb_dq"},
     {"dv only", FB_NO_DQ | FB_NO_DK, FB_F16, FB_AUTO, 64, 64, "fb_forward", "fb_delta fb_dkdv"},
     {"vector, forward only", FB_FORWARD_ONLY, FB_F16, FB_AUTO, 1, 4096, "fb_forward fb_join", ""},
-    {"vector", 0, FB_BF16, FB_AUTO, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv fb_dq fb_join_dq"},
+    {"vector", 0, FB_BF16, FB_AUTO, 2, 4096, "fb_forward fb_join", "fb_delta fb_dq fb_dkdv fb_join_dq"},
     {"vector, no dq", FB_NO_DQ, FB_BF16, FB_AUTO, 2, 4096, "fb_forward fb_join", "fb_delta fb_dkdv"},
     {"unfused, forward only", FB_FORWARD_ONLY, FB_F16, FB_UNFUSED, 100, 203,
      "fb_unfused_s fb_unfused_softmax fb_unfused_o", ""},
@@ -272,8 +272,45 @@ static void tiles(void) {
     expect_nothing_left(&m, "tiles", 0);
 }
 
+/* dS from dkdv to dq: 2 * 4 heads of 128 x 256 elements of 4 bytes. */
+static void kept_ds(void) {
+    mock m = load_metal();
+    fb_desc d = describe(&problems[1]);
+    fb_plan *plan = NULL;
+    fb_ref memory;
+    char words[8192];
+    size_t without = 0;
+    static const struct {
+        const char *most, *backward;
+        size_t more;
+    } rows[] = {{"", "fb_delta fb_dq fb_dkdv", 0},
+                {"1048575", "fb_delta fb_dq fb_dkdv", 0},
+                {"1048576", "fb_delta fb_dkdv fb_dq", 1048576}};
+    expect(fb_alloc(&memory, FB_METAL, 0, MEMORY) == FB_OK);
+    for (int n = 0; n < 3; n++) {
+        setenv("FLASHBACK_DS_BYTES_MAX", rows[n].most, 1);
+        expect(fb_plan_create(&plan, &d) == FB_OK);
+        without = n ? without : fb_plan_workspace(plan);
+        expect(fb_plan_workspace(plan) == without + rows[n].more);
+        fb_plan_explain(plan, words, sizeof words);
+        expect(!strstr(words, "kept for dq.metal") == !rows[n].more);
+        fb_io io = tensors(&problems[1], memory, fb_plan_workspace(plan));
+        m.state->dispatch_count = 0;
+        expect(fb_backward(plan, &io) == FB_OK);
+        expect_ran(&m, rows[n].backward);
+        fb_plan_destroy(plan);
+    }
+    setenv("FLASHBACK_DS_BYTES_MAX", "1G", 1);
+    expect(fb_supported(&d) == FB_INVALID);
+    expect_words(fb_last_error(), "FLASHBACK_DS_BYTES_MAX is '1G', expected a number of bytes");
+    unsetenv("FLASHBACK_DS_BYTES_MAX");
+    expect(fb_free(&memory, FB_METAL, 0) == FB_OK);
+    expect_nothing_left(&m, "kept dS", 0);
+}
+
 static void test_compiling(void **state) {
     (void)state;
+    in_child(kept_ds);
     in_child(kept);
     in_child(layout);
     in_child(tiles);
