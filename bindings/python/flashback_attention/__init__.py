@@ -1,0 +1,26 @@
+"""flashback: exact attention for training, forward and backward, in O(L) memory.
+
+    out = flashback_attention.attention(q, k, v, causal=True)      # NumPy, PyTorch, or anything with DLPack
+
+`attention` is differentiable for PyTorch's tensors; `attention_vjp` gives gradients of other arrays. `explain` and
+`supported` say what a call would do and why not. `flashback_attention.transformers.register()` gives it to Hugging
+Face's models, `replace_sdpa()` to whatever calls PyTorch's scaled_dot_product_attention.
+"""
+
+from . import _abi
+from ._abi import Unsupported
+from ._api import Gradients, attention, attention_vjp, clear_plans, explain, info, supported
+from ._arguments import BlockMask
+from ._arrays import Tensor
+from ._sdpa import replace_sdpa
+
+__version__ = _abi.lib.fb_version().decode()
+__all__ = [
+    "BlockMask", "Gradients", "Tensor", "Unsupported", "attention", "attention_vjp", "clear_plans", "explain",
+    "get_library", "info", "replace_sdpa", "supported",
+]  # fmt: skip
+
+
+def get_library() -> str:
+    """Path of the shared library that is loaded, for programs that use its C interface."""
+    return str(_abi.path)

@@ -1,0 +1,1 @@
+def replace_sdpa(): pass
