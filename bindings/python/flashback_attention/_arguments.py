@@ -1,6 +1,5 @@
 """The keywords of `attention` as one object, checked for what a descriptor of the library could not hold."""
 
-import math
 import numbers
 import typing
 
@@ -123,7 +122,7 @@ def _window(causal, window):
 def _number(name, value, hint):
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}, expected a number; {hint}")
-    if math.isnan(value):
+    if value != value:
         raise ValueError(f"{name} is NaN, expected a finite number; {hint}")
     return float(value)
 

@@ -22,7 +22,8 @@ def _views(kind, operands):
 
 
 def _signatures(kind, operands):
-    return [None if t is None else kind.signature(t) for t in operands]
+    signature = kind.signature
+    return [t if t is None else signature(t) for t in operands]
 
 
 def _io(kind, plan, operands):

@@ -16,7 +16,7 @@ _TYPES = {
 }  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in _TYPES.items()}
 _DEVICES = {"cpu": 1, "cuda": 2}
-_N = len(_plan.OPERANDS)
+COUNT = len(_plan.OPERANDS)
 
 _SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? block_mask, Tensor? sinks, Tensor? cu_q, "
@@ -75,12 +75,12 @@ def _options(numbers, like):
 
 
 def _forward(*arguments):
-    operands = arguments[:_N]
-    return _engine.forward(tensors, operands, _options(arguments[_N:], operands[0]))
+    operands = arguments[:COUNT]
+    return _engine.forward(tensors, operands, _options(arguments[COUNT:], operands[0]))
 
 
 def _backward(dout, dlse, *arguments):
-    operands, numbers, (out, lse, wanted) = arguments[:_N], arguments[_N:-3], arguments[-3:]
+    operands, numbers, (out, lse, wanted) = arguments[:COUNT], arguments[COUNT:-3], arguments[-3:]
     if dout.stride(-1) != 1:
         dout = dout.contiguous()  # an expanded cotangent, as that of a sum
     dlse = None if dlse is None else dlse.contiguous()
@@ -100,7 +100,7 @@ def _forward_fake(*arguments):
 
 
 def _backward_fake(dout, dlse, *arguments):
-    of = [arguments[n] for n in (0, 1, 2, 3, 6)]
+    of = [arguments[n] for n in DIFFERENTIABLE]
     return tuple(
         x.new_empty_strided(x.shape, dense(x.shape, x.stride())) if w else arguments[0].new_empty(0)
         for x, w in zip(of, arguments[-1])
@@ -110,6 +110,17 @@ def _backward_fake(dout, dlse, *arguments):
 # ---- Gradients ----
 
 
+DIFFERENTIABLE = (0, 1, 2, 3, 6)  # q, k, v, bias and sinks among the operands
+
+
+def in_place_of(gradients, wanted, count):
+    """The gradients of DIFFERENTIABLE among None for all other arguments."""
+    found = [None] * count
+    for n, gradient, w in zip(DIFFERENTIABLE, gradients, wanted):
+        found[n] = gradient if w else None
+    return tuple(found)
+
+
 def _needs(arguments):
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
 
@@ -117,24 +128,21 @@ def _needs(arguments):
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *arguments):
-        out, lse = _below(_forward_op, arguments)
-        ctx.save_for_backward(*arguments[:_N], out, lse)
-        ctx.numbers = arguments[_N:]
+        out, lse = _below(forward_op, arguments)
+        ctx.save_for_backward(*arguments[:COUNT], out, lse)
+        ctx.numbers = arguments[COUNT:]
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         *operands, out, lse = ctx.saved_tensors
-        none = [None] * (_N + len(ctx.numbers))
+        wanted = [ctx.needs_input_grad[n] for n in DIFFERENTIABLE]
         if dout is None and dlse is None:
-            return tuple(none)
+            return (None,) * len(ctx.needs_input_grad)
         dout = torch.zeros_like(out) if dout is None else dout
-        wanted = [ctx.needs_input_grad[n] for n in (0, 1, 2, 3, 6)]
-        found = _backward_op(dout, dlse, *operands, *ctx.numbers, out, lse, wanted)
-        for n, gradient, w in zip((0, 1, 2, 3, 6), found, wanted):
-            none[n] = gradient if w else None
-        return tuple(none)
+        found = backward_op(dout, dlse, *operands, *ctx.numbers, out, lse, wanted)
+        return in_place_of(found, wanted, len(ctx.needs_input_grad))
 
 
 class _Backward(torch.autograd.Function):
@@ -143,9 +151,9 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, dout, dlse, *arguments):
-        found = _below(_backward_op, (dout, dlse, *arguments))
-        ctx.save_for_backward(dout, dlse, *arguments[:_N])
-        ctx.numbers, ctx.wanted, ctx.count = arguments[_N:-3], arguments[-1], len(arguments)
+        found = _below(backward_op, (dout, dlse, *arguments))
+        ctx.save_for_backward(dout, dlse, *arguments[:COUNT])
+        ctx.numbers, ctx.wanted, ctx.count = arguments[COUNT:-3], arguments[-1], len(arguments)
         ctx.set_materialize_grads(False)
         return found
 
@@ -156,33 +164,19 @@ class _Backward(torch.autograd.Function):
 
         dout, dlse, *operands = ctx.saved_tensors
         found = _dense.second_order(dout, dlse, operands, Options(*ctx.numbers), ctx.wanted, cotangents)
-        gradients = [None] * ctx.count
-        for n, gradient in zip((0, 1, 2, 3, 6), found[2:]):
-            gradients[n] = gradient
-        return (*found[:2], *gradients)
+        return (*found[:2], *in_place_of(found[2:], ctx.wanted, ctx.count))
 
 
 def _forward_autograd(*arguments):
-    return _Forward.apply(*arguments) if _needs(arguments[:_N]) else _below(_forward_op, arguments)
+    return _Forward.apply(*arguments) if _needs(arguments[:COUNT]) else _below(forward_op, arguments)
 
 
 def _backward_autograd(*arguments):
-    needs = _needs(arguments[: _N + 2])
-    return _Backward.apply(*arguments) if needs else _below(_backward_op, arguments)
+    needs = _needs(arguments[: COUNT + 2])
+    return _Backward.apply(*arguments) if needs else _below(backward_op, arguments)
 
 
 # ---- Registration ----
-
-
-def _each(info, dims, arguments):
-    """Arguments of every entry of a mapped dimension."""
-    for n in range(info.batch_size):
-        yield [x if d is None else x.select(d, n) for x, d in zip(arguments, dims)]
-
-
-def _stacked(results):
-    found = tuple(torch.stack(parts) for parts in zip(*results))
-    return found, (0,) * len(found)
 
 
 def _register():
@@ -201,11 +195,7 @@ def _register():
             library.impl(name, kernel, device)
         library.impl(name, autograd, "Autograd")
         torch.library.register_fake(f"flashback::{name}", fake, lib=library)
-        op = getattr(torch.ops.flashback, name).default
-        if hasattr(torch.library, "register_vmap"):
-            mapped = lambda info, dims, *arguments, op=op: _stacked([op(*a) for a in _each(info, dims, arguments)])
-            torch.library.register_vmap(f"flashback::{name}", mapped, lib=library)
-        found.append(op)
+        found.append(getattr(torch.ops.flashback, name).default)
 
     def below(op, arguments):
         with torch._C._AutoDispatchBelowAutograd():
@@ -215,14 +205,12 @@ def _register():
 
 
 if hasattr(torch.library, "register_fake"):
-    _library, _forward_op, _backward_op, _below = _register()
-    _call = _forward_op
+    _library, forward_op, backward_op, _below = _register()
 else:  # before PyTorch 2.4
-    _call, _backward_op = _forward_autograd, _backward_autograd
-    _forward_op = _forward_autograd
+    forward_op, backward_op = _forward_autograd, _backward_autograd
 
     def _below(op, arguments):
-        return (_forward if op is _forward_op else _backward)(*arguments)
+        return (_forward if op is forward_op else _backward)(*arguments)
 
 
 # ---- From the public functions ----
@@ -247,6 +235,17 @@ def _longest(cu, given, total):
 
 def _compiling():
     return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
+
+
+def _call(arguments):
+    """The operation. Where nothing traces, straight to what its autograd kernel does, which saves microseconds."""
+    if _compiling():
+        return forward_op(*arguments)
+    if getattr(torch._C, "_are_functorch_transforms_active", bool)():
+        from . import _func
+
+        return _func.Forward.apply(*arguments)
+    return _forward_autograd(*arguments)
 
 
 def _cast(tensor, dtype):
@@ -285,7 +284,7 @@ def _swap(tensor, name):
 def attention(q, k, v, arguments):
     """out and lse, with gradients."""
     _, operands, options = resolve(q, k, v, arguments)
-    out, lse = _call(*operands, *options[:-1])
+    out, lse = _call((*operands, *options[:-1]))
     swapped = arguments.layout == "blhd" and not arguments.packed
     return (out.transpose(1, 2) if swapped else out), lse
 
@@ -296,6 +295,6 @@ def attention_vjp(dout, dlse, q, k, v, out, lse, arguments, wanted):
     _, operands, options = resolve(q, k, v, arguments)
     if swapped:
         dout, out = _swap(dout, "dout"), _swap(out, "out")
-    found = _backward_op(dout, dlse, *operands, *options[:-1], out, lse, list(wanted))
+    found = backward_op(dout, dlse, *operands, *options[:-1], out, lse, list(wanted))
     found = [x if w else None for x, w in zip(found, wanted)]
     return [x.transpose(1, 2) if swapped and n < 3 and x is not None else x for n, x in enumerate(found)]
