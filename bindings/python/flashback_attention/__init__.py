@@ -8,7 +8,7 @@ Face's models, `replace_sdpa()` to whatever calls PyTorch's scaled_dot_product_a
 """
 
 from . import _abi
-from ._abi import Unsupported
+from ._abi import NoDevice, Unsupported
 from ._api import Gradients, attention, attention_vjp, clear_plans, explain, info, supported
 from ._arguments import BlockMask
 from ._arrays import Tensor
@@ -16,7 +16,7 @@ from ._sdpa import replace_sdpa
 
 __version__ = _abi.lib.fb_version().decode()
 __all__ = [
-    "BlockMask", "Gradients", "Tensor", "Unsupported", "attention", "attention_vjp", "clear_plans", "explain",
+    "BlockMask", "Gradients", "NoDevice", "Tensor", "Unsupported", "attention", "attention_vjp", "clear_plans", "explain",
     "get_library", "info", "replace_sdpa", "supported",
 ]  # fmt: skip
 

@@ -150,10 +150,14 @@ class Unsupported(ValueError):
     """FB_UNSUPPORTED: the request is meaningful, but this device or route does not offer it."""
 
 
+class NoDevice(RuntimeError):
+    """FB_NO_DEVICE: the device, its driver or its compiler is not present."""
+
+
 _ERRORS = {
     Status.INVALID: ValueError,
     Status.UNSUPPORTED: Unsupported,
-    Status.NO_DEVICE: RuntimeError,
+    Status.NO_DEVICE: NoDevice,
     Status.COMPILE: RuntimeError,
     Status.DEVICE: RuntimeError,
     Status.MEMORY: MemoryError,

@@ -87,7 +87,8 @@ def attention(
         ValueError: an argument is wrong; the sentence names it, what came and what was expected.
         Unsupported: (a ValueError) meaningful, but not offered on this device or route.
         TypeError: an argument of the wrong kind or element type.
-        RuntimeError: the device, its driver or its compiler is missing or failed.
+        NoDevice: (a RuntimeError) the device, its driver or its compiler is missing.
+        RuntimeError: the device reported an error, or a kernel did not compile.
         MemoryError: memory ran out.
     """
     arguments = Arguments(causal, window, scale, softcap, bias, mask, block_mask, sinks, cu_seqlens_q, cu_seqlens_k,
