@@ -7,12 +7,17 @@
 Face's models, `replace_sdpa()` to whatever calls PyTorch's scaled_dot_product_attention.
 """
 
+import sys
+
 from . import _abi
 from ._abi import NoDevice, Unsupported
 from ._api import Gradients, attention, attention_vjp, clear_plans, explain, info, supported
 from ._arguments import BlockMask
 from ._arrays import Tensor
 from ._sdpa import replace_sdpa
+
+if "torch" in sys.modules:  # otherwise with the first tensor; imported here it is no part of a graph that is traced
+    from . import _torch  # noqa: F401
 
 __version__ = _abi.lib.fb_version().decode()
 __all__ = [

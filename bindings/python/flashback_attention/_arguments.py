@@ -124,7 +124,7 @@ def _number(name, value, hint):
         raise TypeError(f"{name} is {value!r}, expected a number; {hint}")
     if value != value:
         raise ValueError(f"{name} is NaN, expected a finite number; {hint}")
-    return float(value)
+    return value if type(value) is float else float(value)
 
 
 def _whole(name, value):
