@@ -1,6 +1,7 @@
 """The public functions. PyTorch's tensors go to _torch.py, other arrays to _arrays.py; both end in _engine.py."""
 
 import ctypes as c
+import functools
 import sys
 import typing
 
@@ -200,6 +201,11 @@ def _torch_side(q, k, v, arguments, **more):
     if not all(found):
         other = type(tensors[found.index(False)]).__name__
         raise TypeError(f"one operand is of type {other} and others are PyTorch's tensors; torch.as_tensor makes one of it")
+    return _torch_module()
+
+
+@functools.lru_cache(maxsize=None)
+def _torch_module():
     from . import _torch
 
     return _torch

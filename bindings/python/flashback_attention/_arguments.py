@@ -120,15 +120,17 @@ def _window(causal, window):
 
 
 def _number(name, value, hint):
+    if type(value) is float and value == value:
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}, expected a number; {hint}")
     if value != value:
         raise ValueError(f"{name} is NaN, expected a finite number; {hint}")
-    return value if type(value) is float else float(value)
+    return float(value)
 
 
 def _whole(name, value):
-    if _symbolic(value):
+    if type(value) is int and value == 0 or _symbolic(value):
         return value
     if not _is_whole(value):
         raise TypeError(f"{name} is {value!r}, expected a whole number")

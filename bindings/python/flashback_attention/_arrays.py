@@ -6,6 +6,7 @@ any library's arrays, without a copy.
 """
 
 import ctypes as c
+import functools
 import math
 import sys
 
@@ -74,15 +75,33 @@ def view(array, name):
     return _dlpack_view(array, name)
 
 
+@functools.lru_cache(maxsize=64)
+def _numpy_code(dtype):
+    """(code, bits) of a dtype of NumPy's, or None."""
+    return _NUMPY_TYPES.get(dtype.name) if dtype.isnative else None
+
+
+@functools.lru_cache(maxsize=64)
+def _numpy_type(code):
+    """The dtype of NumPy's for (code, bits)."""
+    import numpy
+
+    word = next(name for name, known in _NUMPY_TYPES.items() if known == code)
+    if word == "bfloat16":
+        import ml_dtypes
+
+        return numpy.dtype(ml_dtypes.bfloat16)
+    return numpy.dtype(word)
+
+
 def _numpy_view(array, name):
-    kind = _NUMPY_TYPES.get(array.dtype.name)
-    if kind is None or not array.dtype.isnative:
+    kind, size = _numpy_code(array.dtype), array.itemsize
+    if kind is None:
         raise TypeError(f"{name} is {array.dtype.str}, expected the machine's {', '.join(_NUMPY_TYPES)}")
-    size = array.itemsize
-    if any(step % size for step in array.strides):
+    steps = [step // size for step in array.strides]
+    if [step * size for step in steps] != list(array.strides):
         raise ValueError(f"{name} has strides of {array.strides} bytes, expected multiples of its element's {size}; copy it")
-    steps = tuple(step // size for step in array.strides)
-    return View(array.__array_interface__["data"][0], array.shape, steps, kind, _CPU, array)
+    return View(array.__array_interface__["data"][0], array.shape, tuple(steps), kind, _CPU, array)
 
 
 def _capsule(array):
@@ -190,7 +209,8 @@ class Arrays:
     @staticmethod
     def empty(place, like):
         if _is_numpy(like.owner):
-            return _numpy_view(_numpy_empty(place), "result")
+            array = _numpy_empty(place)
+            return View(array.__array_interface__["data"][0], *place, _CPU, array)
         size = place.type[1] // 8 * math.prod(place.shape)
         memory = _engine.Memory(size)
         return View(memory.ref.data, place.shape, place.strides, place.type, _CPU, Tensor(memory, place))
@@ -207,17 +227,10 @@ class Arrays:
 def _numpy_empty(place):
     import numpy
 
-    word = next(name for name, code in _NUMPY_TYPES.items() if code == place.type)
-    if word == "bfloat16":
-        import ml_dtypes
-
-        kind = numpy.dtype(ml_dtypes.bfloat16)
-    else:
-        kind = numpy.dtype(word)
     if len(place.shape) == 4 and place.strides != contiguous(place.shape):
         batch, heads, rows, cols = place.shape
-        return numpy.empty((batch, rows, heads, cols), kind).transpose(0, 2, 1, 3)
-    return numpy.empty(place.shape, kind)
+        return numpy.empty((batch, rows, heads, cols), _numpy_type(place.type)).transpose(0, 2, 1, 3)
+    return numpy.empty(place.shape, _numpy_type(place.type))
 
 
 def swapped(view):

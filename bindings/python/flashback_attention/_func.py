@@ -35,7 +35,7 @@ class Forward(torch.autograd.Function):
         *operands, out, lse = ctx.saved_tensors
         wanted = [ctx.needs_input_grad[n] for n in _torch.DIFFERENTIABLE]
         found = Backward.apply(dout, dlse, *operands, *ctx.numbers, out, lse, wanted)
-        return _torch.in_place_of(found, wanted, len(ctx.needs_input_grad))
+        return tuple(_torch.in_place_of(found, wanted, len(ctx.needs_input_grad)))
 
     @staticmethod
     def vmap(info, dims, *arguments):

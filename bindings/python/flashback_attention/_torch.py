@@ -93,6 +93,8 @@ def _forward_fake(*arguments):
     q, k, v = arguments[:3]
     packed = arguments[7] is not None
     _plan.check_ranks({"q": q, "k": k, "v": v}, packed)
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q lies on {q.device}, k on {k.device} and v on {v.device}; all must be on one device")
     shape = (*q.shape[:-1], v.shape[-1])
     rows = (q.shape[1], q.shape[0]) if packed else q.shape[:-1]
     stat = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -118,31 +120,31 @@ def in_place_of(gradients, wanted, count):
     found = [None] * count
     for n, gradient, w in zip(DIFFERENTIABLE, gradients, wanted):
         found[n] = gradient if w else None
-    return tuple(found)
+    return found
 
 
-def _needs(arguments):
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+def _needs(tensors):
+    return torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *arguments):
-        out, lse = _below(forward_op, arguments)
-        ctx.save_for_backward(*arguments[:COUNT], out, lse)
-        ctx.numbers = arguments[COUNT:]
+    def forward(ctx, numbers, *operands):
+        out, lse = _run(forward_op, _forward, operands, (*operands, *numbers))
+        ctx.save_for_backward(*operands, out, lse)
+        ctx.numbers = numbers
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         *operands, out, lse = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[n] for n in DIFFERENTIABLE]
         if dout is None and dlse is None:
-            return (None,) * len(ctx.needs_input_grad)
+            return (None,) * (COUNT + 1)
         dout = torch.zeros_like(out) if dout is None else dout
-        found = backward_op(dout, dlse, *operands, *ctx.numbers, out, lse, wanted)
-        return in_place_of(found, wanted, len(ctx.needs_input_grad))
+        wanted = [ctx.needs_input_grad[1 + n] for n in DIFFERENTIABLE]
+        found = _backward_autograd(dout, dlse, *operands, *ctx.numbers, out, lse, wanted)
+        return (None, *in_place_of(found, wanted, COUNT))
 
 
 class _Backward(torch.autograd.Function):
@@ -150,12 +152,12 @@ class _Backward(torch.autograd.Function):
     no gradient of their own."""
 
     @staticmethod
-    def forward(ctx, dout, dlse, *arguments):
-        found = _below(backward_op, (dout, dlse, *arguments))
-        ctx.save_for_backward(dout, dlse, *arguments[:COUNT])
-        ctx.numbers, ctx.wanted, ctx.count = arguments[COUNT:-3], arguments[-1], len(arguments)
+    def forward(ctx, rest, dout, dlse, *operands):
+        ctx.save_for_backward(dout, dlse, *operands)
+        ctx.rest = rest
         ctx.set_materialize_grads(False)
-        return found
+        tensors = (dout, dlse, *operands)
+        return _run(backward_op, _backward, tensors, (*tensors, *rest))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -163,24 +165,52 @@ class _Backward(torch.autograd.Function):
         from . import _dense
 
         dout, dlse, *operands = ctx.saved_tensors
-        found = _dense.second_order(dout, dlse, operands, Options(*ctx.numbers), ctx.wanted, cotangents)
-        return (*found[:2], *in_place_of(found[2:], ctx.wanted, ctx.count))
+        *numbers, _, _, wanted = ctx.rest
+        found = _dense.second_order(dout, dlse, operands, Options(*numbers), wanted, cotangents)
+        return (None, *found[:2], *in_place_of(found[2:], wanted, COUNT))
 
 
 def _forward_autograd(*arguments):
-    return _Forward.apply(*arguments) if _needs(arguments[:COUNT]) else _below(forward_op, arguments)
+    operands = arguments[:COUNT]
+    if _needs(operands):
+        return _Forward.apply(arguments[COUNT:], *operands)
+    return _run(forward_op, _forward, operands, arguments)
 
 
 def _backward_autograd(*arguments):
-    needs = _needs(arguments[: COUNT + 2])
-    return _Backward.apply(*arguments) if needs else _below(backward_op, arguments)
+    tensors = arguments[: COUNT + 2]
+    if _needs(tensors):
+        return _Backward.apply(arguments[COUNT + 2 :], *tensors)
+    return _run(backward_op, _backward, tensors, arguments)
 
 
 # ---- Registration ----
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_profiled = getattr(torch.autograd, "_profiler_enabled", lambda: True)
+
+
+def _plain(tensors):
+    """Nobody but the kernel has a part in the call: no mode, transformation, profiler or subclass of tensors. Then the
+    dispatcher, which costs 15 us for as many arguments, has nothing to dispatch to."""
+    if _modes is None or _modes() or _transforms() or _profiled():
+        return False
+    first = tensors[0]
+    return (first.is_cpu or first.is_cuda) and all([t is None or type(t) in _PLAIN and not t.is_neg() for t in tensors])
+
+
+def _run(op, kernel, tensors, arguments):
+    """An operation below automatic differentiation."""
+    if op is None or _plain(tensors):
+        return kernel(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
 
 def _register():
-    """Defines both operations; returns their callables and what calls them below automatic differentiation."""
+    """Defines both operations; returns their callables, and what keeps them."""
     library = torch.library.Library("flashback", "DEF")
     backward = f"Tensor dout, Tensor? dlse, {_SCHEMA}, Tensor out, Tensor lse, bool[] wanted"
     rows = (
@@ -188,29 +218,18 @@ def _register():
         ("backward", f"({backward}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", _backward, _backward_fake,
          _backward_autograd),
     )  # fmt: skip
-    found = []
     for name, schema, kernel, fake, autograd in rows:
         library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
             library.impl(name, kernel, device)
         library.impl(name, autograd, "Autograd")
         torch.library.register_fake(f"flashback::{name}", fake, lib=library)
-        found.append(getattr(torch.ops.flashback, name).default)
-
-    def below(op, arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*arguments)
-
-    return library, *found, below
+    return torch.ops.flashback.forward.default, torch.ops.flashback.backward.default, library
 
 
-if hasattr(torch.library, "register_fake"):
-    _library, forward_op, backward_op, _below = _register()
-else:  # before PyTorch 2.4
-    forward_op, backward_op = _forward_autograd, _backward_autograd
-
-    def _below(op, arguments):
-        return (_forward if op is forward_op else _backward)(*arguments)
+forward_op = backward_op = None
+if hasattr(torch.library, "register_fake"):  # PyTorch 2.4
+    forward_op, backward_op, _library = _register()
 
 
 # ---- From the public functions ----
@@ -233,15 +252,14 @@ def _longest(cu, given, total):
     return int((cu[1:] - cu[:-1]).max()) if cu is not None and cu.dim() == 1 and cu.numel() > 1 else 0
 
 
-def _compiling():
-    return hasattr(torch, "compiler") and hasattr(torch.compiler, "is_compiling") and torch.compiler.is_compiling()
+_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def _call(arguments):
-    """The operation. Where nothing traces, straight to what its autograd kernel does, which saves microseconds."""
+    """The operation, by the shortest way."""
     if _compiling():
         return forward_op(*arguments)
-    if getattr(torch._C, "_are_functorch_transforms_active", bool)():
+    if _transforms():
         from . import _func
 
         return _func.Forward.apply(*arguments)
@@ -295,6 +313,6 @@ def attention_vjp(dout, dlse, q, k, v, out, lse, arguments, wanted):
     _, operands, options = resolve(q, k, v, arguments)
     if swapped:
         dout, out = _swap(dout, "dout"), _swap(out, "out")
-    found = backward_op(dout, dlse, *operands, *options[:-1], out, lse, list(wanted))
+    found = _backward_autograd(dout, dlse, *operands, *options[:-1], out, lse, list(wanted))
     found = [x if w else None for x, w in zip(found, wanted)]
     return [x.transpose(1, 2) if swapped and n < 3 and x is not None else x for n, x in enumerate(found)]
