@@ -6,7 +6,7 @@ import sys
 import typing
 
 from . import _abi, _arrays, _engine, _plan
-from ._arguments import OPERANDS, Arguments, BlockMask
+from ._arguments import Arguments, BlockMask
 
 
 class Gradients(typing.NamedTuple):
@@ -222,7 +222,7 @@ def _resolve(q, k, v, arguments):
 def _prepare(q, k, v, arguments):
     """Operands as views [B,H,L,D], and the options."""
     arguments.check()
-    given = zip(OPERANDS, arguments.operands(q, k, v))
+    given = zip(_plan.PUBLIC, arguments.operands(q, k, v))
     views = {n: None if t is None and n not in ("q", "k", "v") else _arrays.view(t, n) for n, t in given}
     if arguments.layout == "blhd" and not arguments.packed:
         views.update({n: _swap(views[n], n) for n in ("q", "k", "v")})

@@ -9,7 +9,6 @@ from ._plan import Options
 ROUTES = ("auto", "fused", "vector", "unfused", "reference")
 LAYOUTS = ("bhld", "blhd")
 ALIGNMENTS = ("bottom_right", "top_left")
-OPERANDS = ("q", "k", "v", "bias", "mask", "block_mask", "sinks", "cu_seqlens_q", "cu_seqlens_k", "lens_q", "lens_k")
 
 
 class BlockMask(typing.NamedTuple):
@@ -49,7 +48,7 @@ class Arguments(typing.NamedTuple):
         return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
 
     def operands(self, q, k, v):
-        """The arrays in the order of OPERANDS, None for what is not used."""
+        """The arrays in the order of _plan.OPERANDS, None for what is not used."""
         block = None if self.block_mask is None else self.block_mask[0]
         cu = self.cu_seqlens_q, self.cu_seqlens_k
         return q, k, v, self.bias, self.mask, block, self.sinks, *cu, self.lens_q, self.lens_k

@@ -18,7 +18,8 @@ _GRADIENTS = tuple(_SLOT[name] for name in _plan.GRADIENTS)
 
 
 def _views(kind, operands):
-    return {n: None if t is None else kind.view(t) for n, t in zip(_plan.OPERANDS, operands)}
+    names = zip(_plan.OPERANDS, _plan.PUBLIC, operands)
+    return {name: None if t is None else kind.view(t, public) for name, public, t in names}
 
 
 def _signatures(kind, operands):
@@ -62,7 +63,7 @@ def backward(kind, dout, dlse, operands, out, lse, options, wanted):
 
     def make():
         views = _views(kind, operands)
-        desc = _plan.describe_backward(views, options, kind.view(dout), dlse is not None, wanted)
+        desc = _plan.describe_backward(views, options, kind.view(dout, "dout"), dlse is not None, wanted)
         _check_saved(views, kind, out, lse, dlse)
         return _plan.Plan(desc, _plan.gradients(views, wanted))
 
@@ -86,7 +87,7 @@ def _check_saved(views, kind, out, lse, dlse):
     for name, tensor, place in (("out", out, places[0]), ("lse", lse, places[1]), ("dlse", dlse, places[1])):
         if tensor is None:
             continue
-        view = kind.view(tensor)
+        view = kind.view(tensor, name)
         used = [n for n, size in enumerate(place.shape) if size > 1]
         if view.shape != place.shape or view.type != place.type or view.device != views["q"].device:
             raise ValueError(

@@ -19,6 +19,7 @@ BHLD = "[batch, heads, length, head_dim]"
 DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (2, 64): "f64", (6, 8): "bool", (0, 32): "i32"}
 CODES = {word: code for code, word in DTYPES.items()}
 OPERANDS = ("q", "k", "v", "bias", "mask", "block_mask", "sinks", "cu_q", "cu_k", "lens_q", "lens_k")
+PUBLIC = (*OPERANDS[:7], "cu_seqlens_q", "cu_seqlens_k", *OPERANDS[9:])  # what `attention` calls them
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 
 

@@ -34,12 +34,12 @@ class Tensors:
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
     @staticmethod
-    def view(tensor):
+    def view(tensor, name):
         kind, device = _TYPES.get(tensor.dtype), _DEVICES.get(tensor.device.type)
         if kind is None:
-            raise TypeError(f"an operand is {tensor.dtype}, expected one of: {', '.join(map(str, _TYPES))}")
+            raise TypeError(f"{name} is {tensor.dtype}, expected one of: {', '.join(map(str, _TYPES))}")
         if device is None:
-            raise ValueError(f"an operand lies on {tensor.device}, expected cpu or cuda; move it there with .to()")
+            raise ValueError(f"{name} lies on {tensor.device}, expected cpu or cuda; move it there with .to()")
         where = (device, tensor.device.index or 0)
         return View(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), kind, where, tensor)
 
