@@ -16,13 +16,13 @@ from ._arguments import BlockMask
 from ._arrays import Tensor
 from ._sdpa import replace_sdpa
 
-if "torch" in sys.modules:  # otherwise with the first tensor; imported here it is no part of a graph that is traced
+if sys.modules.get("torch"):  # otherwise with the first tensor; imported here it is no part of a graph that is traced
     from . import _torch  # noqa: F401
 
 __version__ = _abi.lib.fb_version().decode()
 __all__ = [
-    "BlockMask", "Gradients", "NoDevice", "Tensor", "Unsupported", "attention", "attention_vjp", "clear_plans", "explain",
-    "get_library", "info", "replace_sdpa", "supported",
+    "BlockMask", "Gradients", "NoDevice", "Tensor", "Unsupported", "attention", "attention_vjp", "clear_plans",
+    "explain", "get_library", "info", "replace_sdpa", "supported",
 ]  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The public functions. PyTorch's tensors go to _torch.py, other arrays to _arrays.py; both end in _engine.py."""
 
 import ctypes as c
-import functools
 import sys
 import typing
 
@@ -10,7 +9,8 @@ from ._arguments import Arguments, BlockMask
 
 
 class Gradients(typing.NamedTuple):
-    """The vector-Jacobian product of attention; None for what was not asked for. Each has shape and type of its input."""
+    """The vector-Jacobian product of attention; None for what was not asked for. Each has shape and type of its
+    input."""
 
     dq: typing.Any
     dk: typing.Any
@@ -25,7 +25,7 @@ def attention(
     v: typing.Any,
     *,
     causal: bool = False,
-    window: typing.Optional[typing.Tuple[typing.Optional[int], typing.Optional[int]]] = None,
+    window: typing.Optional[tuple[typing.Optional[int], typing.Optional[int]]] = None,
     scale: typing.Optional[float] = None,
     softcap: float = 0.0,
     bias: typing.Any = None,
@@ -50,8 +50,8 @@ def attention(
         S = scale * q.k     softcap: S = c*tanh(S/c)     + bias     cells that do not count removed
         LSE = ln(sum_j exp(S) + exp(sink))       P = exp(S - LSE)       O = P V
 
-    Arrays are NumPy's, PyTorch's (CPU or CUDA, with gradients), or any with DLPack on the CPU; all of one device. Inputs
-    are taken as they lie: strides are free but for the last one, which is 1, and nothing is copied.
+    Arrays are NumPy's, PyTorch's (CPU or CUDA, with gradients), or any with DLPack on the CPU; all of one device.
+    Inputs are taken as they lie: strides are free but for the last one, which is 1, and nothing is copied.
 
     Args:
         q: queries [B,Hq,Lq,D] of f32, f16, bf16 or f64 (f64 on the CPU only); [total_q,Hq,D] with cu_seqlens.
@@ -166,7 +166,7 @@ def explain(q: typing.Any, k: typing.Any, v: typing.Any, **arguments: typing.Any
     return _engine.explain(kind, operands, options)
 
 
-def supported(q: typing.Any, k: typing.Any, v: typing.Any, **arguments: typing.Any) -> typing.Tuple[bool, str]:
+def supported(q: typing.Any, k: typing.Any, v: typing.Any, **arguments: typing.Any) -> tuple[bool, str]:
     """(True, "") if `attention` takes these arguments, otherwise (False, reason). Compiles and runs nothing."""
     try:
         return _engine.supported(*_resolve(q, k, v, Arguments(**arguments)))
@@ -194,20 +194,29 @@ def _torch_side(q, k, v, arguments, **more):
     if torch is None:
         return None
     arguments.check()
-    tensors = [t for t in (*arguments.operands(q, k, v), *more.values()) if t is not None]
-    found = [isinstance(t, torch.Tensor) for t in tensors]
+    given = *arguments.operands(q, k, v), *more.values()
+    found = [isinstance(t, torch.Tensor) for t in given]
     if not any(found):
         return None
-    if not all(found):
-        other = type(tensors[found.index(False)]).__name__
-        raise TypeError(f"one operand is of type {other} and others are PyTorch's tensors; torch.as_tensor makes one of it")
+    for n, (is_tensor, t) in enumerate(zip(found, given)):
+        if not is_tensor and (t is not None or n < 3):
+            name = (*_plan.PUBLIC, *more)[n]
+            raise TypeError(
+                f"{name} is of type {type(t).__name__}, but others are PyTorch's tensors; torch.as_tensor makes one "
+                "of it"
+            )
     return _torch_module()
 
 
-@functools.lru_cache(maxsize=None)
-def _torch_module():
-    from . import _torch
+_torch = None  # the module, once a tensor has come; found by its name it would cost a microsecond in every call
 
+
+def _torch_module():
+    global _torch
+    if _torch is None:
+        from . import _torch as module
+
+        _torch = module
     return _torch
 
 
@@ -238,7 +247,9 @@ def _prepare(q, k, v, arguments):
 def _swap(view, name):
     """A [B,L,H,D] view as [B,H,L,D], and the reverse."""
     if len(view.shape) != 4:
-        raise ValueError(f"{name} has shape {list(view.shape)}, expected 4 dimensions: [batch, length, heads, head_dim]")
+        raise ValueError(
+            f"{name} has shape {list(view.shape)}, expected 4 dimensions: [batch, length, heads, head_dim]"
+        )
     (b, l, h, d), (sb, sl, sh, sd) = view.shape, view.strides
     return view._replace(shape=(b, h, l, d), strides=(sb, sh, sl, sd))
 

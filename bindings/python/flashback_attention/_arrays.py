@@ -70,7 +70,8 @@ def view(array, name):
         return _numpy_view(array, name)
     if not hasattr(array, "__dlpack__"):
         raise TypeError(
-            f"{name} is of type {type(array).__name__}, expected a NumPy array, a PyTorch tensor, or an array with __dlpack__"
+            f"{name} is of type {type(array).__name__}, expected a NumPy array, a PyTorch tensor, or an array with "
+            "__dlpack__"
         )
     return _dlpack_view(array, name)
 
@@ -100,7 +101,9 @@ def _numpy_view(array, name):
         raise TypeError(f"{name} is {array.dtype.str}, expected the machine's {', '.join(_NUMPY_TYPES)}")
     steps = [step // size for step in array.strides]
     if [step * size for step in steps] != list(array.strides):
-        raise ValueError(f"{name} has strides of {array.strides} bytes, expected multiples of its element's {size}; copy it")
+        raise ValueError(
+            f"{name} has strides of {array.strides} bytes, expected multiples of its element's {size}; copy it"
+        )
     return View(array.__array_interface__["data"][0], array.shape, tuple(steps), kind, _CPU, array)
 
 

@@ -96,7 +96,8 @@ def _check_saved(views, kind, out, lse, dlse):
             )
         if 0 not in place.shape and any(view.strides[n] != place.strides[n] for n in used):
             raise ValueError(
-                f"{name} has strides {list(view.strides)}, expected {list(place.strides)}, as the forward gives it; copy it"
+                f"{name} has strides {list(view.strides)}, expected {list(place.strides)}, as the forward gives "
+                "it; copy it"
             )
 
 

@@ -172,9 +172,7 @@ def _set_bias(desc, view, dtype):
 
 
 def _set_mask(desc, view):
-    use = (
-        "True keeps a cell, and its shape is [B|1, Hq|1, Lq|1, Lk|1]; numbers that are added to the scores are a bias"
-    )
+    use = "True keeps a cell, and its shape is [B|1, Hq|1, Lq|1, Lk|1]; numbers that are added to the scores are a bias"
     _expect(view, "mask", "bool", 4, use)
     desc.flags |= Flag.MASK
     desc.mask_shape, desc.mask = Shape(*view.shape), _strides(view, "mask")
@@ -346,5 +344,5 @@ cache = Cache(capacity=512)
 
 
 def device_word(view):
-    """"cpu" or "cuda", or None for devices that the library does not know."""
+    """The word "cpu" or "cuda", or None for devices that the library does not know."""
     return {1: Device.CPU.name.lower(), 2: Device.CUDA.name.lower()}.get(view.device[0])

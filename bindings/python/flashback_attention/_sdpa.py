@@ -94,10 +94,11 @@ def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
 def replace_sdpa() -> typing.Iterator[Report]:
     """While it is open, torch.nn.functional.scaled_dot_product_attention is flashback's attention, in all threads.
 
-    Calls that it cannot compute exactly (dropout, odd shapes, masks of another type, other devices) go to PyTorch's own,
-    and the Report counts them by reason. Causal masks are aligned at the first position, as PyTorch has them. A row
-    that may see nothing gives 0. Code that took the function by name before (`from torch.nn.functional import ...`)
-    keeps PyTorch's. Contexts may be nested; each counts for itself. A call in a compiled graph counts when it is traced.
+    Calls that it cannot compute exactly (dropout, odd shapes, masks of another type, other devices) go to PyTorch's
+    own, and the Report counts them by reason. Causal masks are aligned at the first position, as PyTorch has them. A
+    row that may see nothing gives 0. Code that took the function by name before (`from torch.nn.functional import
+    ...`) keeps PyTorch's. Contexts may be nested; each counts for itself. A call in a compiled graph counts when it is
+    traced.
 
         with flashback_attention.replace_sdpa() as report:
             model(x).loss.backward()

@@ -295,7 +295,9 @@ def resolve(q, k, v, arguments):
 
 def _swap(tensor, name):
     if tensor.dim() != 4:
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, expected 4 dimensions: [batch, length, heads, head_dim]")
+        raise ValueError(
+            f"{name} has shape {list(tensor.shape)}, expected 4 dimensions: [batch, length, heads, head_dim]"
+        )
     return tensor.transpose(1, 2)
 
 

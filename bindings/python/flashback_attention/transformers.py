@@ -127,7 +127,11 @@ def attention_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mas
         return attention_mask
     pattern = None if _tracing() else _recognise(mask_function or masking_utils.causal_mask_function)
     packed = pattern is not None and pattern.sequences is not None
-    if pattern is None or pattern.remapped != packed or (packed and (attention_mask is not None or q_offset or kv_offset)):
+    if (
+        pattern is None
+        or pattern.remapped != packed
+        or (packed and (attention_mask is not None or q_offset or kv_offset))
+    ):
         more.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return masking_utils.sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                        kv_offset=kv_offset, mask_function=mask_function,
@@ -166,8 +170,8 @@ def _refuse(dropout, more):
         raise ValueError("head_mask is given; flashback does not scale attention weights, eager does")
 
 
-def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None,
-                      s_aux=None, position_bias=None, **more):  # fmt: skip
+def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None,
+                      softcap=None, s_aux=None, position_bias=None, **more):  # fmt: skip
     """What AttentionInterface asks for: (out [B,Lq,Hq,Dv], None) from query [B,Hq,Lq,D], key [B,Hkv,Lk,D] and value
     [B,Hkv,Lk,Dv]. A window is in the mask; the number that a layer names besides is not looked at."""
     _refuse(dropout, more)
@@ -209,7 +213,9 @@ def register(name: str = NAME) -> str:
     except ImportError as error:
         raise ImportError(f"flashback_attention.transformers needs transformers 4.53 or later: {error}") from error
     if "flash" in name:
-        raise ValueError(f"name is {name!r}, but transformers takes names with 'flash' in them for flash-attention's; {NAME!r} works")
+        raise ValueError(
+            f"name is {name!r}, but transformers takes names with 'flash' in them for flash-attention's; {NAME!r} works"
+        )
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     return name

@@ -101,10 +101,10 @@ BITS = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}
 
 
 def compare(got, want, low, name, dtype):
-    """R12: for every batch entry and head, |got - want| <= 2 |low - want| for out and lse and 3 for gradients, plus 1e-5
-    for f32 and 1e-10 of the largest value for f64; at least one unit in the last place of it for 16 bits, as low may be
-    right by luck, and at least what f32 has for lse and dsinks, which are f32. NaN on one side only is a failure.
-    Returns the largest part of what is allowed that was used."""
+    """R12: for every batch entry and head, |got - want| <= 2 |low - want| for out and lse and 3 for gradients, plus
+    1e-5 for f32 and 1e-10 of the largest value for f64; at least one unit in the last place of it for 16 bits, as low
+    may be right by luck, and at least what f32 has for lse and dsinks, which are f32. NaN on one side only is a
+    failure. Returns the largest part of what is allowed that was used."""
     got, want, low = (np.asarray(x, np.float64) for x in (got, want, low))
     assert got.shape == want.shape, f"{name} has shape {got.shape}, expected {want.shape}"
     assert (np.isfinite(got) == np.isfinite(want)).all(), f"{name}: not finite on one side only"

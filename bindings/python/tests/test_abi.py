@@ -1,5 +1,5 @@
-"""The ctypes side of the C interface: tests/house/abi.txt, which the house tests hold to the header, lists every struct,
-field and constant; here each is found in _abi.py, at its place and with its size."""
+"""The ctypes side of the C interface: tests/house/abi.txt, which the house tests hold to the header, lists every
+struct, field and constant; here each is found in _abi.py, at its place and with its size."""
 
 import ctypes as c
 import re

@@ -1,4 +1,5 @@
-"""Arrays by DLPack: in without a copy, versioned and not; out to the caller's library, or as a tensor that any takes."""
+"""Arrays by DLPack: in without a copy, versioned and not; out to the caller's library, or as a tensor that any
+takes."""
 
 import gc
 

@@ -18,7 +18,8 @@ CASES = {
     "rank, packed": (ValueError, r"q has shape .* \[total, heads, head_dim\]", lambda: fa.attention(
         Q, K, K, cu_seqlens_q=CU, cu_seqlens_k=CU)),
     "batch": (ValueError, "k has batch 1 and q has 2", lambda: fa.attention(Q, K[:1], K[:1])),
-    "heads": (ValueError, "heads_q is 4 and heads_kv is 3", lambda: fa.attention(Q, ones(2, 3, 6, 8), ones(2, 3, 6, 8))),
+    "heads": (ValueError, "heads_q is 4 and heads_kv is 3", lambda: fa.attention(
+        Q, *(ones(2, 3, 6, 8),) * 2)),
     "lengths": (ValueError, "v has length 5 and k has 6", lambda: fa.attention(Q, K, K[:, :, :5])),
     "head_dim": (ValueError, "k has head_dim 4 and q has 8", lambda: fa.attention(Q, K[..., :4], K)),
     "large head_dim": (fa.Unsupported, "head_dim is 600; every value from 0 to 576", lambda: fa.attention(
@@ -122,7 +123,6 @@ def test_environment(monkeypatch):
     fa.clear_plans()
 
 
-
 @pytest.mark.parametrize("name", ["rank", "batch", "mask", "type", "device", "mixed", "strides", "NaN scale"])
 def test_torch(name):
     torch = pytest.importorskip("torch", reason="needs the package torch")
@@ -133,7 +133,7 @@ def test_torch(name):
         "mask": (TypeError, "mask is f32, expected bool", lambda: fa.attention(q, k, k, mask=torch.ones(2, 1, 5, 6))),
         "type": (TypeError, "q is torch.int64, expected one of", lambda: fa.attention(q.long(), k, k)),
         "device": (ValueError, "k lies on meta, expected cpu or cuda", lambda: fa.attention(q, k.to("meta"), k)),
-        "mixed": (TypeError, "is of type ndarray and others are PyTorch's", lambda: fa.attention(q, K, k)),
+        "mixed": (TypeError, "k is of type ndarray, but others are PyTorch's", lambda: fa.attention(q, K, k)),
         "strides": (ValueError, "last dimension", lambda: fa.attention(torch.ones(2, 4, 8, 5).mT, k, k)),
         "NaN scale": (ValueError, "scale is NaN", lambda: fa.attention(q, k, k, scale=float("nan"))),
     }

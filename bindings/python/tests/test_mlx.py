@@ -1,5 +1,5 @@
-"""MLX's grid for its fused attention, with mlx itself (its CPU backend, in f32) as the oracle: lengths around tiles, one
-query, grouped heads, odd widths, every kind of mask, both layouts, sinks, and gradients."""
+"""MLX's grid for its fused attention, with mlx itself (its CPU backend, in f32) as the oracle: lengths around tiles,
+one query, grouped heads, odd widths, every kind of mask, both layouts, sinks, and gradients."""
 
 import itertools
 
@@ -12,7 +12,13 @@ if not conftest.importlib.util.find_spec("mlx"):
 import flashback_attention as fa  # noqa: E402
 import mlx.core as mx  # noqa: E402
 
-SQUARE = [(20, 20, 64, 3, 3), (63, 63, 64, 24, 24), (129, 129, 64, 24, 24), (400, 400, 64, 24, 24), (128, 128, 64, 32, 32)]
+SQUARE = [
+    (20, 20, 64, 3, 3),
+    (63, 63, 64, 24, 24),
+    (129, 129, 64, 24, 24),
+    (400, 400, 64, 24, 24),
+    (128, 128, 64, 32, 32),
+]
 MIXED = [(64, 128, 64, 32, 32), (65, 128, 64, 32, 8), (64, 127, 64, 32, 8), (65, 127, 64, 32, 8), (127, 65, 64, 32, 8)]
 WIDE = [(128, 128, 128, 32, 8), (64, 128, 128, 32, 8), (65, 127, 128, 32, 8), (127, 65, 128, 32, 8)]
 DECODE = [(1, n, 128, 32, h) for n in (7, 9, 32, 63, 67, 129, 400, 2000) for h in (32, 8)]
@@ -80,7 +86,9 @@ def test_sinks(rng, len_q, len_k, heads_kv):
     q = rng.standard_normal((2, 8, len_q, 64)).astype(np.float32)
     k, v = (rng.standard_normal((2, heads_kv, len_k, 64)).astype(np.float32) for _ in range(2))
     sinks = (10 * rng.standard_normal(8)).astype(np.float32)
-    want = mx.fast.scaled_dot_product_attention(mx.array(q), mx.array(k), mx.array(v), scale=0.125, sinks=mx.array(sinks))
+    want = mx.fast.scaled_dot_product_attention(
+        mx.array(q), mx.array(k), mx.array(v), scale=0.125, sinks=mx.array(sinks)
+    )
     np.testing.assert_allclose(fa.attention(q, k, v, sinks=sinks), np.array(want), rtol=2e-5, atol=2e-5)
 
 

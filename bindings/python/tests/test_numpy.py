@@ -148,7 +148,12 @@ def test_packed(rng):
         alone = [x[at].transpose(1, 0, 2)[None] for x, at in ((q, at_q), (k, at_k), (v, at_k))]
         want = oracle.attention(*alone, dout=dout[at_q].transpose(1, 0, 2)[None], causal=True)
         np.testing.assert_allclose(lse[:, at_q], want["lse"][0], rtol=1e-5, atol=1e-5)
-        for got, name, at in ((out, "out", at_q), (grads.dq, "dq", at_q), (grads.dk, "dk", at_k), (grads.dv, "dv", at_k)):
+        for got, name, at in (
+            (out, "out", at_q),
+            (grads.dq, "dq", at_q),
+            (grads.dk, "dk", at_k),
+            (grads.dv, "dv", at_k),
+        ):
             np.testing.assert_allclose(got[at].transpose(1, 0, 2), want[name][0], rtol=1e-4, atol=1e-5, err_msg=name)
 
 

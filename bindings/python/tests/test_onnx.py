@@ -1,10 +1,9 @@
 """ONNX's own cases of its operator Attention (opsets 23 to 25), which the package onnx generates, against our forward.
 
-Conventions of the operator become options: causal is top-left, or behind the past; a mask of rank 3 is [Hq,Lq,Lk], and one
-that is shorter than the keys hides the rest; nonpad_kv_seqlen cuts keys for each batch entry and aligns causal there; a
-window of -1 is unbounded. Outputs other than Y are left out: the present is past and new keys, end to end, and score
-matrices are never made here.
-"""
+Conventions of the operator become options: causal is top-left, or behind the past; a mask of rank 3 is [Hq,Lq,Lk], and
+one that is shorter than the keys hides the rest; nonpad_kv_seqlen cuts keys for each batch entry and aligns causal
+there; a window of -1 is unbounded. Outputs other than Y are left out: the present is past and new keys, end to end,
+and score matrices are never made here."""
 
 import warnings
 

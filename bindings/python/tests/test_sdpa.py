@@ -3,6 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the package torch")
+np = pytest.importorskip("numpy", reason="needs the package numpy")
 import flashback_attention as fa  # noqa: E402
 
 F = torch.nn.functional
@@ -34,7 +35,7 @@ def taken(rng, device):
     }
 
 
-@pytest.mark.parametrize("name", taken(__import__("numpy").random.default_rng(0), "cpu"))
+@pytest.mark.parametrize("name", list(taken(np.random.default_rng(0), "cpu")))
 def test_taken(rng, device, name):
     q, k, v, options = taken(rng, device)[name]
     leaves = [x for x in (q, k, v, options.get("attn_mask")) if x is not None and x.requires_grad]
@@ -72,7 +73,8 @@ def test_left_alone(rng):
 
 
 def test_modules_and_nesting(rng):
-    """What calls the function by its module is taken; every context counts for itself, and the last one puts it back."""
+    """What calls the function by its module is taken; every context counts for itself, and the last one puts it
+    back."""
     layer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
     x = tensors(rng, (2, 5, 16))[0]
     want = layer(x, x, x, need_weights=False)[0]

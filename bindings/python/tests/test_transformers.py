@@ -1,5 +1,5 @@
-"""Hugging Face's models, tiny and with random weights: 20 steps of training beside `eager`, padding, packed sequences, and
-what arrives as options instead of as a mask of cells."""
+"""Hugging Face's models, tiny and with random weights: 20 steps of training beside `eager`, padding, packed sequences,
+and what arrives as options instead of as a mask of cells."""
 
 import copy
 
@@ -39,7 +39,8 @@ CAUSAL = [name for name in CONFIGS if name != "BERT"]
 
 
 def build(name, implementation, device="cpu", dtype=torch.float32):
-    """A model whose random weights are the same for each implementation. The config is a copy: a model writes into it."""
+    """A model whose random weights are the same for each implementation. The config is a copy: a model writes into
+    it."""
     torch.manual_seed(7)
     auto = tf.AutoModelForMaskedLM if name == "BERT" else tf.AutoModelForCausalLM
     model = auto.from_config(copy.deepcopy(CONFIGS[name]()), attn_implementation=implementation)
