@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the tests of the Python package: with the Python at hand where it has PyTorch, else with one of its own in
 # build/python-venv, made once. Usage: bindings/python/test.sh [option of pytest]...
-# FLASHBACK_LIB names the shared library; without it the newest of the build folders is taken.
+# FLASHBACK_LIB names the shared library; without it that of build/release, ci or dev is taken.
 set -eu
 cd "$(dirname "$0")/../.."
 venv=build/python-venv
@@ -15,7 +15,7 @@ has_all() {
 if ! has_all "$python"; then
     python=$venv/bin/python
     if ! has_all "$python"; then
-        tools/setup.sh peers
+        tools/setup.sh python
         python3 -m venv "$venv"
         "$venv/bin/pip" install --quiet torch==2.13.0 numpy pytest transformers onnx ml_dtypes
         # An oracle of one test file, which is skipped without it: there is none for some machines.

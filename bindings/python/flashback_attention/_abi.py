@@ -1,14 +1,11 @@
-"""flashback.h for ctypes: constants, structs and functions, and where the shared library is found.
+"""flashback.h for ctypes: constants, structs and functions.
 
-Standard library only. tests/test_abi.py holds every constant and field here against the table of the C header, so that
-none can be missed or moved. Next: _plan.py.
+Imports nothing of the package, so that tests/python and bench/peers can have it too. tests/test_abi.py holds every
+constant and field against the table of the C header, so that none can be missed or moved. Next: _library.py.
 """
 
 import ctypes as c
 import enum
-import os
-import pathlib
-import sys
 
 UNBOUNDED = 2**63 - 1
 BROADCAST = -(2**63)
@@ -146,25 +143,8 @@ class DLTensor(c.Structure):
     ]
 
 
-class Unsupported(ValueError):
-    """FB_UNSUPPORTED: the request is meaningful, but this device or route does not offer it."""
-
-
-class NoDevice(RuntimeError):
-    """FB_NO_DEVICE: the device, its driver or its compiler is not present."""
-
-
-_ERRORS = {
-    Status.INVALID: ValueError,
-    Status.UNSUPPORTED: Unsupported,
-    Status.NO_DEVICE: NoDevice,
-    Status.COMPILE: RuntimeError,
-    Status.DEVICE: RuntimeError,
-    Status.MEMORY: MemoryError,
-}
-
 # name: (result, arguments); pointers to structs are passed by ctypes' byref, plans as void pointers.
-_FUNCTIONS = {
+FUNCTIONS = {
     "fb_desc_init": (None, [c.POINTER(Desc), c.c_size_t]),
     "fb_io_init": (None, [c.POINTER(Io), c.c_size_t]),
     "fb_desc_from_dlpack": (c.c_int, [c.POINTER(Desc), c.c_int] + 3 * [c.POINTER(DLTensor)]),
@@ -174,8 +154,8 @@ _FUNCTIONS = {
     "fb_plan_explain": (c.c_size_t, [c.c_void_p, c.c_char_p, c.c_size_t]),
     "fb_plan_destroy": (None, [c.c_void_p]),
     "fb_supported": (c.c_int, [c.POINTER(Desc)]),
-    "fb_forward": (c.c_int, [c.c_void_p, c.c_void_p]),
-    "fb_backward": (c.c_int, [c.c_void_p, c.c_void_p]),
+    "fb_forward": (c.c_int, [c.c_void_p, c.POINTER(Io)]),
+    "fb_backward": (c.c_int, [c.c_void_p, c.POINTER(Io)]),
     "fb_alloc": (c.c_int, [c.POINTER(Ref), c.c_int, c.c_int32, c.c_size_t]),
     "fb_free": (c.c_int, [c.POINTER(Ref), c.c_int, c.c_int32]),
     "fb_last_error": (c.c_char_p, []),
@@ -186,54 +166,7 @@ _FUNCTIONS = {
 
 def declare(library):
     """Gives the functions of a loaded library their types; returns it."""
-    for name, (result, arguments) in _FUNCTIONS.items():
+    for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def _path():
-    """The shared library: the one that FLASHBACK_LIB names, else the one that the wheel carries."""
-    named = os.environ.get("FLASHBACK_LIB")
-    if named:
-        return pathlib.Path(named)
-    name = "libflashback.dylib" if sys.platform == "darwin" else "libflashback.so"
-    return pathlib.Path(__file__).with_name(name)
-
-
-def _load():
-    path = _path()
-    if not path.is_file():
-        raise ImportError(
-            f"flashback's shared library is not at {path}; expected the one that `pip install .` builds, or a path in "
-            "FLASHBACK_LIB, such as that of a CMake build"
-        )
-    try:
-        return declare(c.CDLL(str(path.resolve())))
-    except OSError as error:
-        raise ImportError(
-            f"flashback's shared library {path} cannot be loaded: {error}. It needs libc, libm and GCC's OpenMP "
-            "runtime libgomp.so.1, which is in Debian's package libgomp1"
-        ) from error
-    except AttributeError as error:
-        raise ImportError(
-            f"flashback's shared library {path} is older than this package: {error}. Build both from one source"
-        ) from error
-
-
-lib = _load()
-path = _path().resolve()
-
-
-def check(status):
-    """Raises what a status means, with the library's own sentence; FB_OK passes."""
-    if status:
-        raise _ERRORS.get(status, RuntimeError)(lib.fb_last_error().decode())
-
-
-def text(function, *arguments):
-    """The whole text of a function with snprintf's rules."""
-    size = function(*arguments, None, 0) + 1
-    buffer = c.create_string_buffer(size)
-    function(*arguments, buffer, size)
-    return buffer.value.decode()

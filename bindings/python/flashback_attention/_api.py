@@ -4,7 +4,7 @@ import ctypes as c
 import sys
 import typing
 
-from . import _abi, _arrays, _engine, _plan
+from . import _arrays, _engine, _library, _plan
 from ._arguments import Arguments, BlockMask
 
 
@@ -177,7 +177,7 @@ def supported(q: typing.Any, k: typing.Any, v: typing.Any, **arguments: typing.A
 def info() -> str:
     """What this library is on this machine: version, backends, instruction sets, threads, environment variables and
     their values, one "key: value" a line. `flashback info` prints the same."""
-    return _abi.text(_abi.lib.fb_info)
+    return _library.text(_library.lib.fb_info)
 
 
 def clear_plans() -> None:

@@ -3,7 +3,7 @@
 import numbers
 import typing
 
-from . import _abi
+from ._abi import UNBOUNDED
 from ._plan import Options
 
 ROUTES = ("auto", "fused", "vector", "unfused", "reference")
@@ -114,7 +114,7 @@ def _window(causal, window):
             raise TypeError(f"window's {side} is {x!r}, expected a whole number, or None for unbounded")
         if x < -1:
             raise ValueError(f"window's {side} is {x}, expected 0 or more, or None or -1 for unbounded")
-        ends.append(min(int(x), _abi.UNBOUNDED))
+        ends.append(min(int(x), UNBOUNDED))
     return ends[0], 0 if causal else ends[1]
 
 

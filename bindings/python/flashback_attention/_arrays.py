@@ -10,8 +10,8 @@ import functools
 import math
 import sys
 
-from . import _abi, _engine
-from ._abi import DLTensor
+from . import _engine
+from ._abi import DLDataType, DLDevice, DLTensor
 from ._plan import CODES, DTYPES, Place, View, contiguous, device_word
 
 _NUMPY_TYPES = {
@@ -156,7 +156,7 @@ class Tensor:
             raise BufferError("the tensor lies on the CPU; it is given there, without a copy and without a stream")
         n = len(self.shape)
         arrays = (c.c_int64 * max(n, 1))(*self.shape), (c.c_int64 * max(n, 1))(*self._place.strides)
-        kind, device = _abi.DLDataType(*self._place.type, 1), _abi.DLDevice(*_CPU)
+        kind, device = DLDataType(*self._place.type, 1), DLDevice(*_CPU)
         managed = _Managed(DLTensor(self._memory.ref.data, device, n, kind, *arrays, 0), None, _release)
         _exported[c.addressof(managed)] = (managed, arrays, self._memory)
         return _capsule_new(c.addressof(managed), b"dltensor", _drop_unused)

@@ -7,11 +7,14 @@ _arrays.py and _torch.py. Operands are tuples in the order of _plan.OPERANDS, wi
 import ctypes as c
 import threading
 
-from . import _abi, _plan
-from ._abi import Device, Io, Ref, lib
+from . import _plan
+from ._abi import Device, Flag, Io, Ref
+from ._library import check, lib
 
 # fb_io as 64-bit words: filling an array of integers takes a third of the time of filling the struct.
 _Words = c.c_uint64 * (c.sizeof(Io) // 8)
+for _verb in (lib.fb_forward, lib.fb_backward):
+    _verb.argtypes = [c.c_void_p, c.POINTER(c.c_uint64)]
 _SLOT = {name: getattr(Io, name).offset // 8 for name, _ in Io._fields_ if name != "reserved"}
 _OPERANDS = tuple(_SLOT[name] for name in _plan.OPERANDS)
 _GRADIENTS = tuple(_SLOT[name] for name in _plan.GRADIENTS)
@@ -46,14 +49,14 @@ def forward(kind, operands, options):
     def make():
         views = _views(kind, operands)
         desc = _plan.describe(views, options)
-        desc.flags |= _abi.Flag.FORWARD_ONLY
+        desc.flags |= Flag.FORWARD_ONLY
         return _plan.Plan(desc, _plan.results(views))
 
     plan = _plan.cache.find((kind, options, *_signatures(kind, operands)), make)
     out, lse = [kind.empty(place, operands[0]) for place in plan.places]
     words, keep = _io(kind, plan, operands)
     words[_SLOT["out"]], words[_SLOT["lse"]] = kind.pointer(out), kind.pointer(lse)
-    _abi.check(lib.fb_forward(plan.handle, words))
+    check(lib.fb_forward(plan.handle, words))
     return out, lse
 
 
@@ -77,7 +80,7 @@ def backward(kind, dout, dlse, operands, out, lse, options, wanted):
     for slot, tensor in zip(_GRADIENTS, results):
         if tensor is not None:
             words[slot] = kind.pointer(tensor)
-    _abi.check(lib.fb_backward(plan.handle, words))
+    check(lib.fb_backward(plan.handle, words))
     return results
 
 
@@ -112,7 +115,7 @@ def supported(kind, operands, options):
     """(True, "") or (False, reason)."""
     try:
         views = _views(kind, operands)
-        _abi.check(lib.fb_supported(_plan.describe(views, options)))
+        check(lib.fb_supported(_plan.describe(views, options)))
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
         return False, str(error)
     return True, ""
@@ -140,7 +143,7 @@ class Memory:
 
     def __init__(self, size):
         self.ref, self.size = Ref(), 0
-        _abi.check(lib.fb_alloc(self.ref, Device.CPU, 0, size))
+        check(lib.fb_alloc(self.ref, Device.CPU, 0, size))
         self.size = size
 
     def __del__(self, free=lib.fb_free):

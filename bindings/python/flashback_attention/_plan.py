@@ -12,8 +12,8 @@ import os
 import threading
 import typing
 
-from . import _abi
-from ._abi import Desc, Device, DLDataType, DLDevice, DLTensor, Flag, Layout, Route, Shape, Strides, Window, lib
+from ._abi import UNBOUNDED, Desc, Device, DLDataType, DLDevice, DLTensor, Flag, Layout, Route, Shape, Strides, Window
+from ._library import check, lib, text
 
 BHLD = "[batch, heads, length, head_dim]"
 DTYPES = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16", (2, 64): "f64", (6, 8): "bool", (0, 32): "i32"}
@@ -98,7 +98,7 @@ def _dltensor(view):
 
 def _strides(view, name):
     found = Strides()
-    _abi.check(lib.fb_strides_from_dlpack(found, Layout.BHLD, _dltensor(view), name.encode()))
+    check(lib.fb_strides_from_dlpack(found, Layout.BHLD, _dltensor(view), name.encode()))
     return found
 
 
@@ -190,7 +190,7 @@ def _set_block_mask(desc, view, options):
 
 
 def _set_numbers(desc, options):
-    desc.window = Window(*(_abi.UNBOUNDED if x == -1 else x for x in (options.left, options.right)))
+    desc.window = Window(*(UNBOUNDED if x == -1 else x for x in (options.left, options.right)))
     desc.position_offset, desc.softcap = options.position_offset, options.softcap
     desc.scale = math.nan if options.scale is None else options.scale
     desc.threads = options.threads
@@ -209,7 +209,7 @@ def describe(views, options):
     desc = Desc()
     lib.fb_desc_init(desc, c.sizeof(desc))
     q, k, v = (_as4(views[n]) if packed else views[n] for n in ("q", "k", "v"))
-    _abi.check(lib.fb_desc_from_dlpack(desc, Layout.BHLD, _dltensor(q), _dltensor(k), _dltensor(v)))
+    check(lib.fb_desc_from_dlpack(desc, Layout.BHLD, _dltensor(q), _dltensor(k), _dltensor(v)))
     if packed:
         _set_packed(desc, views, options)
     _set_lengths(desc, views)
@@ -295,7 +295,7 @@ class Plan:
 
     def __init__(self, desc, places):
         self.handle = c.c_void_p()
-        _abi.check(lib.fb_plan_create(self.handle, desc))
+        check(lib.fb_plan_create(self.handle, desc))
         self.places, self.workspace = places, lib.fb_plan_workspace(self.handle)
 
     def __del__(self, destroy=lib.fb_plan_destroy):
@@ -303,7 +303,7 @@ class Plan:
             destroy(self.handle)
 
     def explain(self):
-        return _abi.text(lib.fb_plan_explain, self.handle)
+        return text(lib.fb_plan_explain, self.handle)
 
 
 class Cache:

@@ -1,7 +1,7 @@
 """Which library is tested, what is skipped and why, and the random numbers.
 
-FLASHBACK_LIB names the shared library; without it the newest of the build folders is taken, and without that the one
-of the installed package. `-m cuda` runs what needs a GPU, `-m long` the grids that take minutes.
+FLASHBACK_LIB names the shared library; without it that of a build folder is taken (build/release, ci or dev), and
+without that the one of the installed package. `-m cuda` runs what needs a GPU, `-m long` the grids that take minutes.
 """
 
 import importlib.util
@@ -14,9 +14,9 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 if "FLASHBACK_LIB" not in os.environ:
-    built = sorted(ROOT.glob("build*/**/libflashback.so"), key=lambda p: p.stat().st_mtime)
-    if built:
-        os.environ["FLASHBACK_LIB"] = str(built[-1])
+    built = [ROOT / "build" / preset / "libflashback.so" for preset in ("release", "ci", "dev")]
+    for path in [p for p in built if p.exists()][:1]:
+        os.environ["FLASHBACK_LIB"] = str(path)
 
 
 def need(name, why):

@@ -6,7 +6,7 @@ import re
 
 import conftest
 import pytest
-from flashback_attention import _abi
+from flashback_attention import _abi, _library
 
 ROWS = [line.split("#")[0].split() for line in (conftest.ROOT / "tests/house/abi.txt").read_text().splitlines()]
 ROWS = [row for row in ROWS if row]
@@ -41,8 +41,8 @@ def test_constants():
 
 def test_sizes_that_the_library_writes():
     desc, io = _abi.Desc(), _abi.Io()
-    _abi.lib.fb_desc_init(desc, c.sizeof(desc))
-    _abi.lib.fb_io_init(io, c.sizeof(io))
+    _library.lib.fb_desc_init(desc, c.sizeof(desc))
+    _library.lib.fb_io_init(io, c.sizeof(io))
     assert (desc.size, io.size) == (c.sizeof(_abi.Desc), c.sizeof(_abi.Io))
     assert desc.window.left == _abi.UNBOUNDED and desc.scale != desc.scale
 
@@ -52,12 +52,12 @@ def test_every_function_is_declared():
     header = "".join(p.read_text() for p in sorted((conftest.ROOT / "include").glob("*.h")))
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
     written = dict(re.findall(r"FB_API[^;(]*?\b(fb_\w+)\(([^)]*)\)", header))
-    for name, (_, arguments) in _abi._FUNCTIONS.items():
+    for name, (_, arguments) in _abi.FUNCTIONS.items():
         assert len(arguments) == (0 if written[name] == "void" else written[name].count(",") + 1), name
 
 
-@pytest.mark.parametrize("status, error", [(1, ValueError), (2, _abi.Unsupported), (3, _abi.NoDevice),
+@pytest.mark.parametrize("status, error", [(1, ValueError), (2, _library.Unsupported), (3, _library.NoDevice),
                                            (4, RuntimeError), (6, MemoryError), (99, RuntimeError)])  # fmt: skip
 def test_statuses(status, error):
     with pytest.raises(error):
-        _abi.check(status)
+        _library.check(status)
