@@ -469,9 +469,8 @@ static void open_devices(settings *s, const fb_desc *desc) {
         bench_need_device(desc);
     if (desc->device == FB_CUDA)
         s->gpu = bench_gpu_open(desc);
-    else if (desc->device == FB_METAL)
-        return;
-    else if (s->decode && !(s->reader = fbh_reader_open(desc->threads ? desc->threads : machine_threads())))
+    else if (desc->device == FB_CPU && s->decode &&
+             !(s->reader = fbh_reader_open(desc->threads ? desc->threads : machine_threads())))
         cli_fail(CLI_LIBRARY, "memory ran out");
 }
 

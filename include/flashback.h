@@ -84,9 +84,10 @@
  *     FLASHBACK_KERNELS           folder of kernel files to compile instead of the built-in ones
  *     FLASHBACK_LOG               file that gets a line for each kernel read, compiled or removed
  *     FLASHBACK_NVRTC             path of the NVRTC library to use, tried first
- *     FLASHBACK_DS_BYTES_MAX      Metal: most bytes of dS that a backward may keep in the workspace, to make
- * it once instead of twice; 0 by default. Same bits, memory that grows with Lq Lk FLASHBACK_TILES Metal: how
- * many tiles that fit are to be passed over, to look for better ones: forward=1,dq=0,dkdv=2,dbias=0
+ *     FLASHBACK_DS_BYTES_MAX      Metal: most bytes of dS that a backward may keep, 0 by default. It is then
+ *                                 made once and not twice; same bits, memory that grows with Lq Lk
+ *     FLASHBACK_TILES             Metal: how many tiles that fit are to be passed over, to look for better
+ *                                 ones: forward=1,dq=0,dkdv=2,dbias=0
  *
  * An unknown value is an error that lists the valid ones; an empty one counts as unset. A cache folder that
  * cannot be used is no error: kernels are compiled when they are needed then.
@@ -275,9 +276,9 @@ typedef struct fb_io {
                                 mask,   they do not move positions: off stays Lk - Lq */
     fb_ref workspace;        /* scratch, any content, no alignment needed */
     uint64_t workspace_size; /* bytes there; at least fb_plan_workspace */
-    void *stream;            /* CUDA: the CUstream. Metal: an MTLCommandQueue, on which the call commits
-                                command buffers and returns; an MTLCommandBuffer, into which it encodes, and which
-                                the caller commits; or NULL: the call returns when it is done. CPU: NULL */
+    void *stream; /* CUDA: the CUstream. Metal: an MTLCommandQueue, on which the call commits command buffers
+                     and returns; an MTLCommandBuffer, into which it encodes, and which the caller commits; or
+                     NULL: the call returns when it is done. CPU: NULL */
 } fb_io;
 
 /* Sets all of *io to NULL and its size. A NULL io is ignored. */

@@ -76,29 +76,23 @@ static void bind(const fb__metal_state *s, fb__pass pass, const fb_io *io, fb_re
 
 static fb__metal_view view(fb_strides s) { return (fb__metal_view){s.batch, s.head, s.row}; }
 
-/* Does every row of the tensor start at a multiple of `bytes`? Buffers do. */
-static bool rows_at(fb_ref at, const fb__metal_view *t, size_t element, size_t bytes) {
+/* Does every row of the tensor start at a multiple of 16 bytes? Buffers do. */
+static bool rows_at_16(fb_ref at, const fb__metal_view *t, size_t element) {
     const uint64_t all = (uint64_t)t->batch | (uint64_t)t->head | (uint64_t)t->row;
-    return at.offset % bytes == 0 && all * element % bytes == 0;
+    return at.offset % 16 == 0 && all * element % 16 == 0;
 }
 
 static void describe(fb__metal_args *a, const fb_ref *at, size_t element) {
     const struct {
         int index;
         const fb__metal_view *t;
-        size_t bytes;
         unsigned flag;
-    } rows[] = {{FB_AT_Q, &a->q, 16, FB_Q16},
-                {FB_AT_K, &a->k, 16, FB_K16},
-                {FB_AT_V, &a->v, 16, FB_V16},
-                {FB_AT_DOUT, &a->dout, 16, FB_DOUT16},
-                {FB_AT_OUT, &a->out, 16, FB_OUT16},
-                {FB_AT_OUT, &a->out, 2 * element, FB_OUT_PAIRS},
-                {FB_AT_DQ, &a->dq, 2 * element, FB_DQ_PAIRS},
-                {FB_AT_DK, &a->dk, 2 * element, FB_DK_PAIRS},
-                {FB_AT_DV, &a->dv, 2 * element, FB_DV_PAIRS}};
+    } rows[] = {{FB_AT_Q, &a->q, FB_Q16},       {FB_AT_K, &a->k, FB_K16},
+                {FB_AT_V, &a->v, FB_V16},       {FB_AT_DOUT, &a->dout, FB_DOUT16},
+                {FB_AT_OUT, &a->out, FB_OUT16}, {FB_AT_DQ, &a->dq, FB_DQ16},
+                {FB_AT_DK, &a->dk, FB_DK16},    {FB_AT_DV, &a->dv, FB_DV16}};
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
-        if (rows_at(at[rows[n].index], rows[n].t, element, rows[n].bytes))
+        if (rows_at_16(at[rows[n].index], rows[n].t, element))
             a->flags |= rows[n].flag;
 }
 

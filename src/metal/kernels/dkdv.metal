@@ -249,7 +249,7 @@ kernel void fb_dkdv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], const dev
             break;
     }
     if (FB_HAS(DK))
-        write_rows<FB_NQ>(a, w, a.dk, dk, o.dk, a.head_dim, a.scale, a.flags & FB_DK_PAIRS, p);
+        write_rows<FB_NQ>(a, w, a.dk, dk, o.dk, a.head_dim, a.scale, a.flags & FB_DK16, p);
     if (FB_HAS(DV))
-        write_rows<FB_NV>(a, w, a.dv, dv, o.dv, a.head_dim_v, 1, a.flags & FB_DV_PAIRS, p);
+        write_rows<FB_NV>(a, w, a.dv, dv, o.dv, a.head_dim_v, 1, a.flags & FB_DV16, p);
 }

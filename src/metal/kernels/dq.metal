@@ -177,7 +177,7 @@ FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, thread s
         FB_UNROLL for (int n = 0; n < FB_NQ; n++) {
             sums x = dq[m * FB_NQ + n];
             store_pair(at, column + n * 8, a.head_dim, x.thread_elements()[0] * a.scale,
-                       x.thread_elements()[1] * a.scale, a.flags & FB_DQ_PAIRS, a.flags & FB_ADDS);
+                       x.thread_elements()[1] * a.scale, a.flags & FB_DQ16, a.flags & FB_ADDS);
         }
     }
 }

@@ -188,7 +188,7 @@ FB_FN void write_rows(constant fb__metal_args &a, const thread work &w, thread s
         FB_UNROLL for (int n = 0; n < FB_NV; n++) {
             sums o = t.o[m * FB_NV + n];
             store_pair(to, column + n * 8, a.head_dim_v, l == 0 ? 0 : o.thread_elements()[0] * end.y,
-                       l == 0 ? 0 : o.thread_elements()[1] * end.y, a.flags & FB_OUT_PAIRS, false);
+                       l == 0 ? 0 : o.thread_elements()[1] * end.y, a.flags & FB_OUT16, false);
         }
     }
 }

@@ -252,7 +252,7 @@ kernel void fb_unfused_o(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]], cons
                          uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_q, a.head_dim_v, false);
     const operands o = {P, v, &a.v, a.head_dim_v, (a.flags & FB_V16) != 0};
-    const result to = {out, &a.out, factors, 0, FB_OUT_PAIRS};
+    const result to = {out, &a.out, factors, 0, FB_OUT16};
     multiply_cells<false, true>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
@@ -268,7 +268,7 @@ kernel void fb_unfused_dq(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_q, a.head_dim, false);
     const operands o = {dS, k, &a.k, a.head_dim, (a.flags & FB_K16) != 0};
-    const result to = {dq, &a.dq, dS, a.scale, FB_DQ_PAIRS};
+    const result to = {dq, &a.dq, dS, a.scale, FB_DQ16};
     multiply_cells<false, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
@@ -284,7 +284,7 @@ kernel void fb_unfused_dk(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_k, a.head_dim, true);
     const operands o = {dS, q, &a.q, a.head_dim, (a.flags & FB_Q16) != 0};
-    const result to = {dk, &a.dk, dS, a.scale, FB_DK_PAIRS};
+    const result to = {dk, &a.dk, dS, a.scale, FB_DK16};
     multiply_cells<true, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
@@ -300,7 +300,7 @@ kernel void fb_unfused_dv(constant fb__metal_args &a [[buffer(FB_AT_ARGS)]],
                           uint simd [[simdgroup_index_in_threadgroup]]) {
     const part t = part_of(a, {cu_q, cu_k, lens_q, lens_k}, a.first + group.x, a.len_k, a.head_dim_v, true);
     const operands o = {P, dout, &a.dout, a.head_dim_v, (a.flags & FB_DOUT16) != 0};
-    const result to = {dv, &a.dv, P, 1, FB_DV_PAIRS};
+    const result to = {dv, &a.dv, P, 1, FB_DV16};
     multiply_cells<true, false>(a, t, o, to, memory, {group, thread_, lane, simd});
 }
 
