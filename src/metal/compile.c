@@ -111,6 +111,7 @@ static fb_status make_pipelines(const fb__metal_state *s, const char *file, fb__
 static fb__sel name_of(const fb__objc *o, const char *key, int function) {
     char name[64];
     snprintf(name, sizeof name, "flashback_%s_%d", key, function);
+    /* cppcheck-suppress returnDanglingLifetime; the runtime has its own copy of the name */
     return o->register_name(name);
 }
 

@@ -84,13 +84,13 @@ static bool rows_at_16(fb_ref at, const fb__metal_view *t, size_t element) {
 
 static void describe(fb__metal_args *a, const fb_ref *at, size_t element) {
     const struct {
-        int index;
         const fb__metal_view *t;
+        int index;
         unsigned flag;
-    } rows[] = {{FB_AT_Q, &a->q, FB_Q16},       {FB_AT_K, &a->k, FB_K16},
-                {FB_AT_V, &a->v, FB_V16},       {FB_AT_DOUT, &a->dout, FB_DOUT16},
-                {FB_AT_OUT, &a->out, FB_OUT16}, {FB_AT_DQ, &a->dq, FB_DQ16},
-                {FB_AT_DK, &a->dk, FB_DK16},    {FB_AT_DV, &a->dv, FB_DV16}};
+    } rows[] = {{&a->q, FB_AT_Q, FB_Q16},       {&a->k, FB_AT_K, FB_K16},
+                {&a->v, FB_AT_V, FB_V16},       {&a->dout, FB_AT_DOUT, FB_DOUT16},
+                {&a->out, FB_AT_OUT, FB_OUT16}, {&a->dq, FB_AT_DQ, FB_DQ16},
+                {&a->dk, FB_AT_DK, FB_DK16},    {&a->dv, FB_AT_DV, FB_DV16}};
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
         if (rows_at_16(at[rows[n].index], rows[n].t, element))
             a->flags |= rows[n].flag;

@@ -13,9 +13,11 @@
     X(DKDV, "dkdv.metal", "fb_dkdv")                                                                         \
     X(DBIAS, "dbias.metal", "fb_dbias")                                                                      \
     X(ROWS, "rows.metal", "fb_delta fb_dsinks fb_join fb_join_dq fb_merge_parts fb_layout")                  \
-    X(UNFUSED, "unfused.metal",                                                                              \
-      "fb_unfused_s fb_unfused_dp fb_unfused_softmax fb_unfused_o fb_unfused_dbias fb_unfused_gradient "     \
-      "fb_unfused_dq fb_unfused_dk fb_unfused_dv")
+    X(UNFUSED, "unfused.metal", FB__METAL_UNFUSED_FUNCTIONS)
+
+#define FB__METAL_UNFUSED_FUNCTIONS                                                                          \
+    ("fb_unfused_s fb_unfused_dp fb_unfused_softmax fb_unfused_o fb_unfused_dbias fb_unfused_gradient "      \
+     "fb_unfused_dq fb_unfused_dk fb_unfused_dv")
 
 typedef enum fb__metal_kernel {
 #define X(name, file, functions) FB__METAL_##name,
