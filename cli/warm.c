@@ -161,7 +161,7 @@ int cmd_warm(int argc, char **argv) {
     bench_list list = make_list(&s);
     if (fb_supported(&list.at[0]) == FB_NO_DEVICE)
         cli_fail(CLI_LIBRARY, "%s", fb_last_error());
-    if (list.at[0].device == FB_CUDA) /* macOS keeps Metal's code itself */
+    if (list.count && list.at[0].device == FB_CUDA) /* macOS keeps Metal's code itself */
         print_folder();
     for (size_t i = 0; i < list.count; i++)
         warm(&list.at[i], &sum);
