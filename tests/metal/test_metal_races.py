@@ -28,7 +28,7 @@ class Races(unittest.TestCase):
         self.assertEqual(code, 0, said)
 
     def test_each_barrier_of_the_loop(self):
-        """Those of a plain tile: after what is loaded, and before it is replaced."""
+        """Those of a plain tile: after what is loaded, and before it is replaced; the first and last unless ALL."""
         for name, cases in FILES.items():
             lines = (kernels.ROOT / "src/metal/kernels" / name).read_text().splitlines()
             attend = next(n for n, line in enumerate(lines) if line.startswith("FB_FN void attend("))
@@ -43,7 +43,7 @@ class Races(unittest.TestCase):
                 elif not skipped and word == BARRIER:
                     plain.append(n)
             self.assertGreaterEqual(len(plain), 4, name)
-            for n in plain:
+            for n in plain if kernels.ALL else (plain[0], plain[-1]):
                 whole = "\n".join(lines) + "\n"
                 fewer = "\n".join(lines[:n] + [""] + lines[n + 1:]) + "\n"
                 with kernels.edited(name, whole, fewer) as folder:
@@ -51,7 +51,7 @@ class Races(unittest.TestCase):
                     self.assertIn("data race", said, f"{name}:{n + 1}")
                     self.assertRegex(said, r"\w+\.(metal|msl):\d+")
                     found += 1
-            self.assertEqual(found, len(plain))
+            self.assertEqual(found, len(plain) if kernels.ALL else 2)
 
 
 if __name__ == "__main__":
