@@ -195,17 +195,13 @@ def _torch_side(q, k, v, arguments, **more):
         return None
     arguments.check()
     given = *arguments.operands(q, k, v), *more.values()
-    found = [isinstance(t, torch.Tensor) for t in given]
-    if not any(found):
+    others = [n for n, t in enumerate(given) if not isinstance(t, torch.Tensor) and (t is not None or n < 3)]
+    if not others:
+        return _torch or _torch_module()
+    if not any(isinstance(t, torch.Tensor) for t in given):
         return None
-    for n, (is_tensor, t) in enumerate(zip(found, given)):
-        if not is_tensor and (t is not None or n < 3):
-            name = (*_plan.PUBLIC, *more)[n]
-            raise TypeError(
-                f"{name} is of type {type(t).__name__}, but others are PyTorch's tensors; torch.as_tensor makes one "
-                "of it"
-            )
-    return _torch_module()
+    name, kind = (*_plan.PUBLIC, *more)[others[0]], type(given[others[0]]).__name__
+    raise TypeError(f"{name} is of type {kind}, but others are PyTorch's tensors; torch.as_tensor makes one of it")
 
 
 _torch = None  # the module, once a tensor has come; found by its name it would cost a microsecond in every call
@@ -213,11 +209,10 @@ _torch = None  # the module, once a tensor has come; found by its name it would 
 
 def _torch_module():
     global _torch
-    if _torch is None:
-        from . import _torch as module
+    from . import _torch as module
 
-        _torch = module
-    return _torch
+    _torch = module
+    return module
 
 
 def _resolve(q, k, v, arguments):

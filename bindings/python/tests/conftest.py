@@ -13,6 +13,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others
+
 if "FLASHBACK_LIB" not in os.environ:
     built = [ROOT / "build" / preset / "libflashback.so" for preset in ("release", "ci", "dev")]
     for path in [p for p in built if p.exists()][:1]:
@@ -42,3 +44,13 @@ def device(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("this test needs an NVIDIA GPU, and PyTorch sees none")
     return request.param
+
+
+@pytest.fixture
+def one_thread():
+    """PyTorch on one thread: what is tiny is faster so, beside other programs by much."""
+    torch = need("torch", "this test")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

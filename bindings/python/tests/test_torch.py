@@ -242,6 +242,7 @@ def operations(rng, device, dtype=torch.float32):
     yield "packed", (*packed, *[None] * 4, cu, cu, None, None, -1, 0, False, 0, None, 0.0, 0, 0, 13, 13, False, "auto")
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="this PyTorch has no torch.library.opcheck")
 @pytest.mark.parametrize("name", ["plain", "views", "options", "some need gradients", "packed"])
 def test_opcheck(rng, device, name):

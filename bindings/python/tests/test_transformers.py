@@ -11,11 +11,12 @@ import flashback_attention.transformers as hf  # noqa: E402
 
 IMPLEMENTATION = hf.register()
 TOKENS, LENGTH, BATCH, STEPS = 61, 24, 3, 20
+pytestmark = pytest.mark.usefixtures("one_thread")  # the models are tiny
 tf.logging.set_verbosity_error()
 
 
 def base(**more):
-    sizes = dict(vocab_size=TOKENS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    sizes = dict(vocab_size=TOKENS, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.0, use_cache=False)  # fmt: skip
     return {**sizes, **more}
 
@@ -203,7 +204,7 @@ def test_patterns():
     assert hf._recognise(mu.sliding_window_causal_mask_function(4)) == (3, 0, None, False)
     assert hf._recognise(mu.sliding_window_bidirectional_mask_function(4)) == (4, 4, None, False)
     unknown = (mu.or_masks(mu.causal_mask_function, mu.causal_mask_function), lambda b, h, q, k: q >= k,
-               mu.chunked_causal_mask_function(4, torch.zeros(1, dtype=int)))  # fmt: skip
+               mu.chunked_causal_mask_function(4, torch.zeros(2, dtype=int)))  # fmt: skip
     for function in unknown:
         assert hf._recognise(function) is None
         mask = hf.attention_mask(2, 6, 6, mask_function=function)
