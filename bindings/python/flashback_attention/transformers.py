@@ -36,6 +36,11 @@ class Mask:
         self.shape, self.left, self.right, self.offset = shape, left, right, offset
         self.keys, self.lens, self.cu, self.longest = keys, lens, cu, longest
 
+    def to(self, device, **how):
+        """The mask on another device: what accelerate asks of arguments when layers lie on several."""
+        keys, lens, cu = (x if x is None else x.to(device, **how) for x in (self.keys, self.lens, self.cu))
+        return Mask(self.shape, self.left, self.right, self.offset, keys, lens, cu, self.longest)
+
     def __repr__(self):
         used = [n for n in ("keys", "lens", "cu") if getattr(self, n) is not None]
         return f"Mask({list(self.shape)}, window ({self.left}, {self.right}), offset {self.offset}, {used})"
@@ -125,13 +130,12 @@ def attention_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mas
 
     if isinstance(attention_mask, Mask):
         return attention_mask
-    pattern = None if _tracing() else _recognise(mask_function or masking_utils.causal_mask_function)
+    mask_function = mask_function or masking_utils.causal_mask_function
+    pattern = None if _tracing() else _recognise(mask_function)
     packed = pattern is not None and pattern.sequences is not None
-    if (
-        pattern is None
-        or pattern.remapped != packed
-        or (packed and (attention_mask is not None or q_offset or kv_offset))
-    ):
+    # Positions that begin anew are those of packed sequences, or of something else; and packed ones have no past.
+    odd = (attention_mask is not None or q_offset or kv_offset) if packed else pattern is None or pattern.remapped
+    if odd:
         more.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return masking_utils.sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                        kv_offset=kv_offset, mask_function=mask_function,

@@ -2,6 +2,8 @@
 takes."""
 
 import gc
+import subprocess
+import sys
 
 import conftest
 import pytest
@@ -64,6 +66,28 @@ def test_results_outlive_everything(rng):
     gc.collect()
     assert len(_arrays._exported) == before
     assert np.array_equal(np.from_dlpack(out), want), "a tensor may be given more than once"
+
+
+def test_results_at_exit():
+    """Results that live until the interpreter ends do no harm."""
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import flashback_attention as fa
+
+class Foreign:
+    def __init__(self, x):
+        self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+q = Foreign(np.ones((1, 2, 300, 16), np.float32))
+kept = [np.from_dlpack(fa.attention(q, q, q)) for _ in range(3)]
+sys.kept, unused = kept, fa.attention(q, q, q).__dlpack__()
+print(kept[0].sum())
+"""
+    place = str(conftest.ROOT / "bindings/python")
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "9600.0\n", "")
 
 
 def test_refusals(rng):

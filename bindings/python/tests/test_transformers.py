@@ -224,6 +224,18 @@ def test_compiled(rng, name):
     assert max(differences(names, want[1]).values()) < 1e-4
 
 
+def test_a_mask_moves(rng):
+    """accelerate moves arguments by .to()."""
+    from transformers import masking_utils as mu
+
+    padding = torch.ones(2, 6, dtype=torch.bool)
+    padding[1, :2] = False
+    mask = hf.attention_mask(2, 6, 6, mask_function=mu.causal_mask_function, attention_mask=padding)
+    moved = mask.to("meta", non_blocking=True)
+    assert moved.keys.device.type == "meta" and (moved.left, moved.right, moved.shape) == (-1, 0, mask.shape)
+    assert hf.attention_mask(2, 6, 6, attention_mask=mask) is mask
+
+
 def test_refusals(rng):
     config = tf.LlamaConfig(**base(attention_dropout=0.1))
     model = tf.AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION).train()
