@@ -97,7 +97,7 @@ def test_docstrings():
         assert thing.__doc__ and thing.__doc__[0] not in " \n", name
     for function in (fa.attention, fa.attention_vjp):
         for argument in inspect.signature(function).parameters:
-            assert re.search(rf"^        (\w+, )*{argument}(, \w+)*:", function.__doc__, flags=re.M), argument
+            assert re.search(rf"^    (\w+, )*{argument}(, \w+)*:", inspect.getdoc(function), flags=re.M), argument
 
 
 def test_types():
