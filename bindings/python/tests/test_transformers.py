@@ -211,14 +211,17 @@ def test_patterns():
         assert mask.shape == (2, 1, 6, 6) and mask.dtype == torch.bool and not mask.all()
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
-def test_compiled(rng, name):
-    """A whole model as one graph."""
-    batch = batch_of(rng)
+@pytest.mark.parametrize("name, padding", [("Llama", "right"), ("Mistral", None), ("BERT", "right")])
+def test_compiled(rng, monkeypatch, name, padding):
+    """A whole model as one graph. With a padding mask causal and plain attention keep their options."""
+    batch, spy = batch_of(rng, padding=padding), Spy(monkeypatch)
     model = build(name, IMPLEMENTATION)
     want = step(model, batch)
     torch._dynamo.reset()
+    spy.calls.clear()
     got = step(torch.compile(model, fullgraph=True, backend="aot_eager"), batch)
+    sizes = {call["mask"].shape[2] for call in spy.calls}
+    assert sizes == ({1} if padding else {LENGTH})
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
     names = {n.removeprefix("_orig_mod."): g for n, g in got[1].items()}
     assert max(differences(names, want[1]).values()) < 1e-4
