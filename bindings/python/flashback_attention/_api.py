@@ -67,7 +67,8 @@ def attention(
         block_mask: a BlockMask, the same for blocks of cells; blocks that are off cost nothing.
         sinks: one logit per query head [Hq], which joins the denominator only; f32 (f64 for f64).
         cu_seqlens_q, cu_seqlens_k: int32 [B+1] from 0, ascending: sequences lie end to end in [total,H,D]. On the CPU
-            they are checked; on a GPU wrong ones read outside of their sequence.
+            they are checked; on a GPU wrong ones read outside of their sequence. Rows behind the last boundary give
+            out 0, lse -inf and gradients of 0.
         alignment: "bottom_right" or "top_left", see causal.
         deterministic: bits equal from run to run. None: as torch.are_deterministic_algorithms_enabled() says, for
             PyTorch's tensors. On the CPU always so.

@@ -49,6 +49,17 @@ def test_strides_and_layout(rng):
     assert np.array_equal(np.from_dlpack(out), fa.attention(*views, layout="blhd"))
 
 
+def test_packed(rng):
+    """Rows behind the last boundary, in memory of the library."""
+    q = rng.standard_normal((7, 2, 16)).astype(np.float32)
+    cu = np.array([0, 2, 5], np.int32)
+    want, want_lse = fa.attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, return_lse=True)
+    x = Foreign(q)
+    out, lse = fa.attention(x, x, x, cu_seqlens_q=Foreign(cu), cu_seqlens_k=Foreign(cu), return_lse=True)
+    assert np.array_equal(np.from_dlpack(out), want) and np.array_equal(np.from_dlpack(lse), want_lse)
+    assert (want[5:] == 0).all() and (want_lse[:, 5:] == -np.inf).all()
+
+
 def test_results_outlive_everything(rng):
     """Memory of a result lives as long as any consumer of it, and no longer."""
     q = rng.standard_normal((1, 2, 64, 32)).astype(np.float32)

@@ -261,6 +261,15 @@ def test_opcheck(rng, device, name):
     )
 
 
+def test_rows_behind_the_last_boundary(rng, device):
+    """Zero, and without a gradient."""
+    q, k, v = (tensor(rng, 12, h, 16, device=device) for h in (4, 2, 2))
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    out, lse = fa.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, return_lse=True)
+    grads = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all((x[9:] == 0).all() and (x[:9] != 0).any() for x in (out, *grads)) and (lse[:, 9:] == -torch.inf).all()
+
+
 def test_vmap_and_grad(rng):
     """torch.func: a loop over the mapped dimension, also under grad and with shared operands."""
     q = tensor(rng, 3, 2, 4, 9, 8, grad=False)
