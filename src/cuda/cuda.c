@@ -4,6 +4,7 @@
 #include "cuda.h"
 #include "../core/route.h"
 #include "../shared/args.h"
+#include "hopper.h"
 #include "launch.h"
 #include "memory.h"
 #include "nvrtc.h"
@@ -80,15 +81,18 @@ static bool needs(const fb__cuda_state *s, const fb__problem *p, fb__kernel kern
         return s->route == FB_UNFUSED;
     case FB__KERNEL_REFERENCE:
         return s->route == FB_REFERENCE;
+    case FB__KERNEL_HOPPER_FORWARD:
+        return !*s->not_hopper[FB__FORWARD];
     default:
         return true;
     }
 }
 
 static fb_status choose_rows(fb__cuda_state *s, const fb__problem *p) {
+    fb__hopper_choose(s, p);
     for (int k = 0; k < FB__KERNEL_COUNT; k++) {
         s->kernels[k].used = needs(s, p, (fb__kernel)k);
-        if (!s->kernels[k].used)
+        if (!s->kernels[k].used || k >= FB__KERNEL_HOPPER)
             continue;
         if (!fb__tune_choose((fb__kernel)k, p->d.dtype, p->d.head_dim, p->d.head_dim_v, !s->options,
                              s->stacked, s->gpu.smem_block_optin - STATIC_BYTES, &s->kernels[k].spec))
@@ -320,12 +324,16 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                      fb__kernel_file((fb__kernel)n),
                      k->origin == FB__JIT_DISK ? "from the cache" : "compiled", k->ms, k->registers,
                      k->spilled);
-        if (n < FB__KERNEL_ROWS)
+        if (n < FB__KERNEL_ROWS || n >= FB__KERNEL_HOPPER)
             fb__text_add(text, "; tiles %d x %d, D %d, DV %d, %d threads, %d bytes of shared memory%s [%s]",
                          k->spec.BM, k->spec.BN, k->spec.D, k->spec.DV, k->spec.THREADS, k->spec.shared_bytes,
                          k->spec.PLAIN ? "" : ", all options", k->spec.measured);
         fb__text_add(text, "\n");
     }
+    for (int pass = 0; pass < 2; pass++)
+        if (*s->not_hopper[pass])
+            fb__text_add(text, "%s: the kernels for all GPUs, as %s\n",
+                         pass == FB__FORWARD ? "forward" : "backward", s->not_hopper[pass]);
     if (s->route == FB_UNFUSED)
         fb__unfused_explain(s, p, text);
     if (s->stacked)

@@ -34,6 +34,9 @@ typedef struct fb__loaded {
     int registers, spilled;
 } fb__loaded;
 
+/* Words, or "" where a kernel of sm_90a is taken. */
+typedef char fb__why[160];
+
 typedef struct fb__cuda_state {
     fb__driver driver;
     fb__gpu gpu;
@@ -42,6 +45,7 @@ typedef struct fb__cuda_state {
     bool stacked;
     int options; /* of scores: FB_SOFTCAP | ... of shared/args.h */
     fb__loaded kernels[FB__KERNEL_COUNT];
+    fb__why not_hopper[2]; /* for each pass: why the kernels for all GPUs run */
     void *row_functions[FB__ROW_COUNT], *unfused_functions[FB__UNFUSED_COUNT],
         *reference_functions[FB__REFERENCE_COUNT];
     fb__unfused_plan unfused;
@@ -58,6 +62,9 @@ fb_status fb__launch_backward(const fb__cuda_state *s, const fb__problem *p, con
 fb__args fb__launch_arguments(const fb__cuda_state *s, const fb__problem *p, fb__pass pass, const fb_io *io);
 fb_status fb__launch_kernel(const fb__cuda_state *s, void *function, int64_t blocks, int64_t across,
                             int threads, int shared_bytes, void *stream, void **parameters);
+/* Counts the tiles of `tile` rows, of queries or keys, and says so in *a: so many blocks, or turns of blocks.
+ */
+int64_t fb__launch_tiles(const fb__cuda_state *s, const fb__problem *p, bool keys, int tile, fb__args *a);
 fb_status fb__launch_delta(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a);
 fb_status fb__launch_dsinks(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a);
 

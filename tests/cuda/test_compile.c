@@ -191,7 +191,7 @@ static void add_files(int arch) {
     static const fb_dtype types[] = {FB_F32, FB_F16, FB_BF16};
     const bool all = archs[arch].rows != ONE_EACH || everything;
     fb__spec spec;
-    for (int kernel = FB__KERNEL_ROWS; kernel < FB__KERNEL_COUNT; kernel++)
+    for (int kernel = FB__KERNEL_ROWS; kernel < FB__KERNEL_HOPPER; kernel++)
         for (size_t t = 0; t < sizeof types / sizeof *types; t++)
             for (int64_t d = 64; d <= 576; d += 512) {
                 const bool turn = types[t] == FB_F32 || types[t] == (arch % 2 ? FB_F16 : FB_BF16);

@@ -3,18 +3,19 @@
 //     m = -inf, l = 0, O = 0
 //     for each tile of keys that some row may see:
 //         S = Q K^T                     scale, softcap, bias, mask -> base 2
-//         m' = max(m, max S)   P = 2^(S - m')   l = l 2^(m - m') + sum P   O = O 2^(m - m') + P V    (m' may lag)
+//         m' = max(m, max S)   P = 2^(S - m')   l = l 2^(m - m') + sum P   O = O 2^(m - m') + P V    (m' may
+//         lag)
 //     LSE = ln2 (m + log2 l)   O = O / l        the sink joins m and l here
 //
-// Warps: FB_WM groups of MI x 16 rows, times FB_WN slabs of O's columns (each makes the same S), times FB_WK shares
-// of a tile's keys (each has its own m, l, O; joined at the end).
-// Shared memory: Q [BM][D], FB_BUFFERS times K [BN][D], FB_BUFFERS times V [BN][DV]. With one of each, V arrives while
-// S is made, and the next K while P V is. With two, both arrive a tile before they are used.
-// With args.chunks > 1 a block has one chunk of the keys, and leaves m, l and O to join.cu in base 2.
-#include "problem.cuh"
+// Warps: FB_WM groups of MI x 16 rows, times FB_WN slabs of O's columns (each makes the same S), times FB_WK
+// shares of a tile's keys (each has its own m, l, O; joined at the end). Shared memory: Q [BM][D], FB_BUFFERS
+// times K [BN][D], FB_BUFFERS times V [BN][DV]. With one of each, V arrives while S is made, and the next K
+// while P V is. With two, both arrive a tile before they are used. With args.chunks > 1 a block has one chunk
+// of the keys, and leaves m, l and O to join.cu in base 2.
+#include "softmax.cuh"
 
-#define NK (FB_BN / FB_WK)      // keys of a warp
-#define NC (FB_DV / FB_WN)      // columns of O of a warp
+#define NK (FB_BN / FB_WK) // keys of a warp
+#define NC (FB_DV / FB_WN) // columns of O of a warp
 #define ROWS_WM (FB_MI * 16)
 #define K_BYTES FB_TILE_BYTES(FB_BN, FB_D)
 #define V_BYTES FB_TILE_BYTES(FB_BN, FB_DV)
@@ -24,8 +25,8 @@ typedef struct state {
     float m[FB_MI][2], l[FB_MI][2];
 } state;
 
-// Where a cell does not count the score becomes -inf. With all options the scores are then in base 2; the others wait
-// for softmax. row: the warp's first, k: its first key.
+// Where a cell does not count the score becomes -inf. With all options the scores are then in base 2; the
+// others wait for softmax. row: the warp's first, k: its first key.
 FB_FN void finish(const fb__args *a, const work *w, float (*s)[4], int row, int k) {
 #pragma unroll
     for (int m = 0; m < FB_MI; m++)
@@ -54,13 +55,6 @@ FB_FN void finish(const fb__args *a, const work *w, float (*s)[4], int row, int 
         }
 }
 
-// The maximum lags behind by up to this, in base 2, before O and l are rescaled: P stays below 2^8, and rescaling is
-// rare after the first tiles.
-#define LAG 8
-
-// Maxima up to this size leave a fused multiply-add no remainder that matters.
-#define FUSED_LIMIT 65536.f
-
 // S times the factor, which is then 1; -inf stays -inf where the factor is not positive.
 FB_FN void multiply(float (*s)[4], float *factor) {
 #pragma unroll
@@ -83,8 +77,8 @@ FB_FN float row_top(float (*s)[4], int half, float factor) {
     return quad_max(top) * factor;
 }
 
-// Before the exponentials: S * *factor - m is what P is 2 to the power of. O and l are rescaled where the maximum has
-// grown too much.
+// Before the exponentials: S * *factor - m is what P is 2 to the power of. O and l are rescaled where the
+// maximum has grown too much.
 FB_FN void raise_maximum(const fb__args *a, state *t, float (*s)[4], float *factor) {
     bool grown = false, fused = true;
     float top[FB_MI][2];
@@ -139,8 +133,8 @@ FB_FN void exponentials(state *t, float (*s)[4], float factor) {
 }
 
 #if FB_WK > 1
-// The shares of a tile's keys, in order, into the first warp of each group. Every thread of the others leaves its
-// state in shared memory, one value of all lanes beside the other.
+// The shares of a tile's keys, in order, into the first warp of each group. Every thread of the others leaves
+// its state in shared memory, one value of all lanes beside the other.
 FB_FN void join_warps(state *t, float *room, int wk, int group) {
     const int VALUES = FB_MI * (NC / 8) * 4 + FB_MI * 4;
     float *mine = room + (group * (FB_WK - 1) + wk - 1) * VALUES * 32 + FB_LANE;
@@ -186,25 +180,6 @@ FB_FN void join_warps(state *t, float *room, int wk, int group) {
 }
 #endif
 
-// One row of the warp: LSE, and what O is multiplied by.
-FB_FN float close_row(const fb__args *a, const work *w, int r, float m, float l, bool first_slab) {
-    float sink = a->sinks ? a->sinks[head_of(w, r)] : -FB_INFINITY, lse = -FB_INFINITY, factor = 0;
-    if (l == 0) // no cell counts, and O is 0
-        lse = sink;
-    else {
-        float top = fmaxf(m, to_log2(sink)), shift = top == -FB_INFINITY ? 0 : top;
-        if (sink != sink)
-            shift = sink;
-        factor = exp2_fast(m - shift);
-        l = l * factor + exp2_fast(to_log2(sink) - shift);
-        factor /= l;
-        lse = fmaf(shift, FB_LN2, fmaf(shift, FB_LN2_REST, logf(l)));
-    }
-    if (a->lse && first_slab && FB_LANE % 4 == 0)
-        a->lse[stat_at(a, w, r)] = lse;
-    return factor;
-}
-
 FB_FN void write_rows(const fb__args *a, const work *w, state *t, int row, int wn) {
 #pragma unroll
     for (int m = 0; m < FB_MI; m++)
@@ -222,8 +197,8 @@ FB_FN void write_rows(const fb__args *a, const work *w, state *t, int row, int w
                     a->partial_lse[2 * at] = t->m[m][half], a->partial_lse[2 * at + 1] = l;
 #pragma unroll
                 for (int n = 0; n < NC / 8; n++)
-                    *(float2 *)(to + n * 8) = make_float2(t->o[m * (NC / 8) + n][2 * half],
-                                                          t->o[m * (NC / 8) + n][2 * half + 1]);
+                    *(float2 *)(to + n * 8) =
+                        make_float2(t->o[m * (NC / 8) + n][2 * half], t->o[m * (NC / 8) + n][2 * half + 1]);
                 continue;
             }
             float factor = close_row(a, w, r, t->m[m][half], l, wn == 0);
@@ -302,8 +277,8 @@ FB_FN void attend(const fb__args *a, const work *w, state *t, fb_u32 memory, int
             tile_load(K, keys, next * FB_BN, len_k, a->head_dim, a->flags & FB_K16, FB_BN, FB_D);
         copies_commit();
 #endif
-        if (!FB_PLAIN || (!covers(all_count, k0, FB_BN) &&
-                          (FB_STACK || !__all_sync(~0u, warp_whole(w, row, k0 + wk * NK)))))
+        if (!FB_PLAIN ||
+            (!covers(all_count, k0, FB_BN) && (FB_STACK || !__all_sync(~0u, warp_whole(w, row, k0 + wk * NK)))))
             finish(a, w, s, row, k0 + wk * NK);
         if (careful) {
             keep cells;

@@ -1,0 +1,174 @@
+/* See hopper.h. Best first; columns of a row: kernel; largest D and DV; warps that compute, each with 16
+ * rows; rows of a tile that passes by; stages of it; registers of a thread that loads and of one that
+ * computes; how many of the exponentials come from products; turns. */
+#include "hopper.h"
+#include <stdio.h>
+#include <string.h>
+
+typedef struct row {
+    fb__kernel kernel;
+    int d, dv, warps, bn, buffers, loader, registers, poly, turns;
+    const char *measured;
+} row;
+
+#define FORWARD FB__KERNEL_HOPPER_FORWARD
+#define FITS "chosen to fit"
+
+static const row rows[] = {
+    /* clang-format off */
+    {FORWARD,  64,  64, 12, 128, 2, 32, 160, 0, 1, FITS},
+    {FORWARD,  96,  96,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD, 128, 128,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD, 192, 128,  8, 128, 2, 24, 240, 0, 0, FITS},
+    {FORWARD, 192, 192,  8, 112, 2, 24, 240, 0, 0, FITS},
+    {FORWARD, 256, 256,  8,  80, 2, 24, 240, 0, 0, FITS},
+    /* clang-format on */
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+/* ---- Rows ---- */
+
+/* Bytes of a tile, as FB_SWIZZLED_BYTES in hopper_tiles.cuh. */
+static int tile(int rows_of_it, int columns) { return (columns + 63) / 64 * rows_of_it * 128; }
+
+/* What the kernels' heads say; barriers and what the loader leaves take less than the last number. */
+static int shared_bytes(const fb__spec *s) {
+    return tile(s->BM, s->D) + s->BUFFERS * (tile(s->BN, s->D) + tile(s->BN, s->DV)) + 1024;
+}
+
+static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
+    fb__tune_common(type, options, s);
+    s->D = r->d, s->DV = r->dv;
+    s->WM = r->warps, s->BM = r->warps * 16, s->BN = r->bn;
+    s->BUFFERS = r->buffers;
+    s->THREADS = 32 * r->warps + 128;
+    s->MAX_CELLS = r->bn;
+    s->REGISTERS = r->registers, s->LOADER_REGISTERS = r->loader;
+    s->POLY = r->poly, s->TURNS = r->turns;
+    s->shared_bytes = shared_bytes(s);
+    s->measured = r->measured;
+}
+
+bool fb__hopper_row(int n, fb_dtype type, int options, fb__kernel *kernel, fb__spec *spec) {
+    if (n >= ROWS)
+        return false;
+    *kernel = rows[n].kernel;
+    fill(&rows[n], type, options, spec);
+    return true;
+}
+
+/* ---- Which problems ---- */
+
+/* A tensor that a map can describe: strides in multiples of 16 bytes where there are several, none of 0. */
+static bool mapped(fb_strides s, int64_t batch, int64_t heads, int64_t rows_of_it) {
+    const struct { int64_t stride, size; } dims[] = {{s.row, rows_of_it}, {s.head, heads}, {s.batch, batch}};
+    for (int n = 0; n < 3; n++)
+        if (dims[n].size > 1 &&
+            (dims[n].stride <= 0 || dims[n].stride % 8 || dims[n].stride >= INT64_C(1) << 38))
+            return false;
+    return true;
+}
+
+/* NULL, or why the problem is for others. */
+static const char *refusal(const fb__cuda_state *s, const fb__problem *p) {
+    const fb_desc *d = &p->d;
+    const bool packed = fb__has(p, FB_PACKED);
+    const int64_t batch = packed ? 1 : d->batch, q = packed ? d->total_q : d->len_q,
+                  k = packed ? d->total_k : d->len_k;
+    if (s->gpu.cc != 90)
+        return "those for sm_90a need compute capability 9.0";
+    if (s->route != FB_FUSED)
+        return "those for sm_90a are of the route fused";
+    if (d->dtype != FB_F16 && d->dtype != FB_BF16)
+        return "those for sm_90a take f16 and bf16";
+    if (s->options & (FB_BIASED | FB_MASKED))
+        return "those for sm_90a take neither a bias nor a boolean mask";
+    if (d->head_dim % 8 || d->head_dim_v % 8 || d->head_dim > 256 || d->head_dim_v > 256 || d->head_dim < 1 ||
+        d->head_dim_v < 1)
+        return "those for sm_90a take head dims up to 256 that are multiples of 8";
+    if (!((float)d->scale > 0) || !((float)(d->scale * 1.5) < 3e38f))
+        return "those for sm_90a take positive scales";
+    if (!d->batch || !d->heads_q || !d->heads_kv || !q || !k)
+        return "there is nothing to attend to";
+    if (!mapped(d->q, batch, d->heads_q, q) || !mapped(d->k, batch, d->heads_kv, k) ||
+        !mapped(d->v, batch, d->heads_kv, k))
+        return "those for sm_90a take strides of q, k and v that are multiples of 8 elements, and none of 0";
+    return NULL;
+}
+
+static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
+    for (int n = 0; n < ROWS; n++) {
+        const row *r = &rows[n];
+        fb__spec *spec = &s->kernels[kernel].spec;
+        if (r->kernel != kernel || p->d.head_dim > r->d || p->d.head_dim_v > r->dv)
+            continue;
+        fill(r, p->d.dtype, s->options, spec);
+        if (spec->shared_bytes <= s->gpu.smem_block_optin)
+            return true;
+    }
+    return false;
+}
+
+void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p) {
+    const char *why = refusal(s, p);
+    if (!why && !choose(s, p, FORWARD))
+        why = "no tiles for sm_90a fit";
+    snprintf(s->not_hopper[FB__FORWARD], sizeof *s->not_hopper, "%s", why ? why : "");
+    snprintf(s->not_hopper[FB__BACKWARD], sizeof *s->not_hopper, "%s",
+             why ? why : "those for sm_90a have no backward yet");
+}
+
+/* ---- Launches ---- */
+
+/* What a kernel of sm_90a knows as fb_map: a CUtensorMap. */
+typedef struct map {
+    _Alignas(64) unsigned char bytes[128];
+} map;
+
+/* Boxes of `box` rows and 64 columns of one head. Where there is one only, a stride does not matter, but has
+ * to be a legal one. */
+static fb_status encode(const fb__cuda_state *s, map *to, const fb__problem *p, fb__view t, int64_t columns,
+                        int64_t rows_of_it, int64_t heads, int box) {
+    const uint64_t batch = fb__has(p, FB_PACKED) ? 1 : (uint64_t)p->d.batch;
+    const uint64_t size[] = {(uint64_t)columns, (uint64_t)rows_of_it, (uint64_t)heads, batch};
+    const uint64_t any = (uint64_t)(columns + 7) / 8 * 16;
+    const uint64_t stride[] = {size[1] > 1 ? (uint64_t)t.row * 2 : any,
+                               size[2] > 1 ? (uint64_t)t.head * 2 : any,
+                               size[3] > 1 ? (uint64_t)t.batch * 2 : any};
+    const unsigned boxes[] = {64, (unsigned)box, 1, 1}, steps[] = {1, 1, 1, 1};
+    const int type = p->d.dtype == FB_F16 ? FB__CU_MAP_FLOAT16 : FB__CU_MAP_BFLOAT16;
+    FB__CU_TRY(&s->driver, cuTensorMapEncodeTiled,
+               (to, type, 4, t.at, size, stride, boxes, steps, 0, FB__CU_MAP_SWIZZLE_128,
+                FB__CU_MAP_PROMOTE_256, 0));
+    return FB_OK;
+}
+
+static int64_t rows_q(const fb__problem *p) { return fb__has(p, FB_PACKED) ? p->d.total_q : p->d.len_q; }
+static int64_t rows_k(const fb__problem *p) { return fb__has(p, FB_PACKED) ? p->d.total_k : p->d.len_k; }
+
+bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a) {
+    const uintptr_t all = (uintptr_t)a->q.at | (uintptr_t)a->k.at | (uintptr_t)a->v.at;
+    return !*s->not_hopper[pass] && all % 16 == 0;
+}
+
+/* Blocks that stay: one for each multiprocessor. */
+static fb_status start(const fb__cuda_state *s, fb__kernel kernel, int64_t tiles, void *stream,
+                       void **parameters) {
+    const fb__loaded *k = &s->kernels[kernel];
+    const int64_t blocks = tiles < s->gpu.sms ? tiles : s->gpu.sms;
+    return fb__launch_kernel(s, k->function, blocks, 1, k->spec.THREADS, k->spec.shared_bytes, stream,
+                             parameters);
+}
+
+fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a) {
+    const fb__spec *spec = &s->kernels[FORWARD].spec;
+    const fb_desc *d = &p->d;
+    struct {
+        map q, k, v;
+    } maps;
+    FB_TRY(encode(s, &maps.q, p, a->q, d->head_dim, rows_q(p), d->heads_q, 64));
+    FB_TRY(encode(s, &maps.k, p, a->k, d->head_dim, rows_k(p), d->heads_kv, spec->BN));
+    FB_TRY(encode(s, &maps.v, p, a->v, d->head_dim_v, rows_k(p), d->heads_kv, spec->BN));
+    void *parameters[] = {a, &maps};
+    return start(s, FORWARD, fb__launch_tiles(s, p, false, spec->BM, a), stream, parameters);
+}
