@@ -83,6 +83,9 @@ static bool needs(const fb__cuda_state *s, const fb__problem *p, fb__kernel kern
         return s->route == FB_REFERENCE;
     case FB__KERNEL_HOPPER_FORWARD:
         return !*s->not_hopper[FB__FORWARD];
+    case FB__KERNEL_HOPPER_BACKWARD:
+    case FB__KERNEL_HOPPER_ROWS:
+        return !*s->not_hopper[FB__BACKWARD];
     default:
         return true;
     }
@@ -146,6 +149,8 @@ static fb_status lay_out(fb__cuda_state *s, const fb__problem *p) {
     if (!fb__has(p, FB_FORWARD_ONLY)) {
         s->at_delta = place(&ends[1], rows * 4);
         s->at_partial[1] = place(&ends[1], bytes[1]);
+        if (!*s->not_hopper[FB__BACKWARD])
+            fb__hopper_lay_out(s, p, &ends[1]);
     }
     s->workspace = (ends[0] > ends[1] ? ends[0] : ends[1]) + 16; /* 16 to align it */
     return FB_OK;
@@ -200,7 +205,8 @@ static fb_status compile_kernel(fb__cuda_state *s, fb__kernel kernel, const fb__
 static fb_status find_functions(fb__cuda_state *s, fb__kernel kernel) {
 #define X(name, function) function,
     static const char *const rows[] = {FB__ROW_FUNCTIONS(X)}, *const unfused[] = {FB__UNFUSED_FUNCTIONS(X)},
-                             *const reference[] = {FB__REFERENCE_FUNCTIONS(X)};
+                             *const reference[] = {FB__REFERENCE_FUNCTIONS(X)},
+                             *const hopper[] = {FB__HOPPER_FUNCTIONS(X)};
 #undef X
     const struct {
         fb__kernel kernel;
@@ -209,7 +215,8 @@ static fb_status find_functions(fb__cuda_state *s, fb__kernel kernel) {
         void **to;
     } files[] = {{FB__KERNEL_ROWS, FB__ROW_COUNT, rows, s->row_functions},
                  {FB__KERNEL_UNFUSED, FB__UNFUSED_COUNT, unfused, s->unfused_functions},
-                 {FB__KERNEL_REFERENCE, FB__REFERENCE_COUNT, reference, s->reference_functions}};
+                 {FB__KERNEL_REFERENCE, FB__REFERENCE_COUNT, reference, s->reference_functions},
+                 {FB__KERNEL_HOPPER_ROWS, FB__HOPPER_COUNT, hopper, s->hopper_functions}};
     for (size_t f = 0; f < sizeof files / sizeof *files; f++)
         for (int n = 0; n < files[f].count && files[f].kernel == kernel; n++)
             FB__CU_TRY(&s->driver, cuModuleGetFunction,

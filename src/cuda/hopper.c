@@ -12,6 +12,8 @@ typedef struct row {
 } row;
 
 #define FORWARD FB__KERNEL_HOPPER_FORWARD
+#define BACKWARD FB__KERNEL_HOPPER_BACKWARD
+#define HOPPER_ROWS FB__KERNEL_HOPPER_ROWS
 #define FITS "chosen to fit"
 
 static const row rows[] = {
@@ -22,9 +24,15 @@ static const row rows[] = {
     {FORWARD, 192, 128,  8, 128, 2, 24, 240, 0, 0, FITS},
     {FORWARD, 192, 192,  8, 112, 2, 24, 240, 0, 0, FITS},
     {FORWARD, 256, 256,  8,  80, 2, 24, 240, 0, 0, FITS},
+
+    {BACKWARD, 64,  64,  8, 128, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD, 96,  96,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD, 128, 128, 8,  64, 2, 32, 208, 0, 0, FITS},
     /* clang-format on */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
+
+#define PAD 128 /* FB_PAD of hopper_tiles.cuh */
 
 /* ---- Rows ---- */
 
@@ -32,8 +40,12 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static int tile(int rows_of_it, int columns) { return (columns + 63) / 64 * rows_of_it * 128; }
 
 /* What the kernels' heads say; barriers and what the loader leaves take less than the last number. */
-static int shared_bytes(const fb__spec *s) {
-    return tile(s->BM, s->D) + s->BUFFERS * (tile(s->BN, s->D) + tile(s->BN, s->DV)) + 1024;
+static int shared_bytes(const row *r, const fb__spec *s) {
+    const int passing = tile(s->BN, s->D) + tile(s->BN, s->DV);
+    if (r->kernel == FORWARD)
+        return tile(s->BM, s->D) + s->BUFFERS * passing + 1024;
+    return tile(s->BM, s->D) + tile(s->BM, s->DV) + s->BUFFERS * (passing + 8 * s->BN) +
+           2 * tile(s->BM, s->BN) + 1024;
 }
 
 static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
@@ -41,11 +53,11 @@ static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
     s->D = r->d, s->DV = r->dv;
     s->WM = r->warps, s->BM = r->warps * 16, s->BN = r->bn;
     s->BUFFERS = r->buffers;
-    s->THREADS = 32 * r->warps + 128;
+    s->THREADS = 32 * r->warps + (r->kernel == FORWARD ? 128 : 256); /* dQ has a warpgroup of its own */
     s->MAX_CELLS = r->bn;
     s->REGISTERS = r->registers, s->LOADER_REGISTERS = r->loader;
     s->POLY = r->poly, s->TURNS = r->turns;
-    s->shared_bytes = shared_bytes(s);
+    s->shared_bytes = shared_bytes(r, s);
     s->measured = r->measured;
 }
 
@@ -109,13 +121,38 @@ static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
     return false;
 }
 
+/* Beyond that, of the backward. */
+static const char *refusal_backward(const fb__cuda_state *s, const fb__problem *p) {
+    const fb_desc *d = &p->d;
+    const bool packed = fb__has(p, FB_PACKED);
+    if (fb__has(p, FB_FORWARD_ONLY))
+        return "there is none";
+    if (fb__has(p, FB_DETERMINISTIC))
+        return "those for sm_90a add to dQ in any order, and FB_DETERMINISTIC asks for one";
+    if (fb__has(p, FB_ACCUMULATE))
+        return "those for sm_90a do not add to gradients";
+    if (d->head_dim > 128 || d->head_dim_v > 128)
+        return "those for sm_90a take head dims up to 128";
+    if (!mapped(d->dout, packed ? 1 : d->batch, d->heads_q, packed ? d->total_q : d->len_q))
+        return "those for sm_90a take strides of dout that are multiples of 8 elements, and none of 0";
+    (void)s;
+    return NULL;
+}
+
+static void choose_rows_of(fb__cuda_state *s, const fb__problem *p, fb__pass pass, fb__kernel kernel,
+                           const char *why) {
+    if (!why && !choose(s, p, kernel))
+        why = "no tiles for sm_90a fit";
+    snprintf(s->not_hopper[pass], sizeof *s->not_hopper, "%s", why ? why : "");
+}
+
 void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p) {
     const char *why = refusal(s, p);
-    if (!why && !choose(s, p, FORWARD))
-        why = "no tiles for sm_90a fit";
-    snprintf(s->not_hopper[FB__FORWARD], sizeof *s->not_hopper, "%s", why ? why : "");
-    snprintf(s->not_hopper[FB__BACKWARD], sizeof *s->not_hopper, "%s",
-             why ? why : "those for sm_90a have no backward yet");
+    choose_rows_of(s, p, FB__FORWARD, FORWARD, why);
+    choose_rows_of(s, p, FB__BACKWARD, BACKWARD, why ? why : refusal_backward(s, p));
+    fb__spec *around = &s->kernels[HOPPER_ROWS].spec;
+    *around = s->kernels[BACKWARD].spec;
+    around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
 }
 
 /* ---- Launches ---- */
@@ -147,7 +184,8 @@ static int64_t rows_q(const fb__problem *p) { return fb__has(p, FB_PACKED) ? p->
 static int64_t rows_k(const fb__problem *p) { return fb__has(p, FB_PACKED) ? p->d.total_k : p->d.len_k; }
 
 bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a) {
-    const uintptr_t all = (uintptr_t)a->q.at | (uintptr_t)a->k.at | (uintptr_t)a->v.at;
+    const uintptr_t all = (uintptr_t)a->q.at | (uintptr_t)a->k.at | (uintptr_t)a->v.at |
+                          (uintptr_t)a->dout.at; /* NULL: forward */
     return !*s->not_hopper[pass] && all % 16 == 0;
 }
 
@@ -171,4 +209,58 @@ fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void
     FB_TRY(encode(s, &maps.v, p, a->v, d->head_dim_v, rows_k(p), d->heads_kv, spec->BN));
     void *parameters[] = {a, &maps};
     return start(s, FORWARD, fb__launch_tiles(s, p, false, spec->BM, a), stream, parameters);
+}
+
+/* ---- The backward ---- */
+
+/* Rows of a head in the workspace, and of all. */
+static int64_t padded(const fb__problem *p) { return fb__launch_slots(p, false, false, PAD) * PAD; }
+static double all_padded(const fb__problem *p) {
+    return (double)padded(p) * (double)p->d.heads_q * (fb__has(p, FB_PACKED) ? 1 : (double)p->d.batch);
+}
+
+static size_t place(size_t *end, double bytes) {
+    const size_t at = (*end + 255) / 256 * 256;
+    *end = at + (size_t)bytes;
+    return at;
+}
+
+void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end) {
+    const double rows_of_all = all_padded(p);
+    s->at_hopper_lse = place(end, rows_of_all * 4);
+    s->at_hopper_delta = place(end, rows_of_all * 4);
+    s->at_hopper_plain_delta = place(end, fb__has(p, FB_DSINKS) ? (double)fb__launch_rows(p) * 4 : 0);
+    s->at_hopper_dq = place(end, rows_of_all * 4 * ((s->kernels[BACKWARD].spec.D + 63) / 64 * 64));
+}
+
+static fb_status start_rows(const fb__cuda_state *s, int function, const fb__problem *p, void *stream,
+                            fb__args *a) {
+    void *parameters[] = {a};
+    return fb__launch_kernel(s, s->hopper_functions[function], fb__launch_tiles(s, p, false, PAD, a), 1,
+                             s->kernels[HOPPER_ROWS].spec.THREADS, 0, stream, parameters);
+}
+
+fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io, fb__args *a) {
+    const fb__spec *spec = &s->kernels[BACKWARD].spec;
+    const fb_desc *d = &p->d;
+    struct {
+        map q, k, v, dout;
+    } maps;
+    char *work = (char *)(((uintptr_t)fb__at(io->workspace) + 15) / 16 * 16);
+    a->padded = padded(p);
+    a->partial_lse = (float *)(work + s->at_hopper_lse), a->delta = (float *)(work + s->at_hopper_delta);
+    a->other_lse = (float *)(work + s->at_hopper_plain_delta), a->partial = (float *)(work + s->at_hopper_dq);
+    FB_TRY(encode(s, &maps.q, p, a->q, d->head_dim, rows_q(p), d->heads_q, spec->BN));
+    FB_TRY(encode(s, &maps.k, p, a->k, d->head_dim, rows_k(p), d->heads_kv, spec->BM));
+    FB_TRY(encode(s, &maps.v, p, a->v, d->head_dim_v, rows_k(p), d->heads_kv, spec->BM));
+    FB_TRY(encode(s, &maps.dout, p, a->dout, d->head_dim_v, rows_q(p), d->heads_q, spec->BN));
+    FB_TRY(start_rows(s, FB__HOPPER_DELTA, p, io->stream, a));
+    void *parameters[] = {a, &maps};
+    FB_TRY(start(s, BACKWARD, fb__launch_tiles(s, p, true, spec->BM, a), io->stream, parameters));
+    if (a->dq.at)
+        FB_TRY(start_rows(s, FB__HOPPER_DQ, p, io->stream, a));
+    if (!fb__has(p, FB_DSINKS))
+        return FB_OK;
+    a->delta = a->other_lse; /* as lse lies */
+    return fb__launch_dsinks(s, p, io->stream, a);
 }

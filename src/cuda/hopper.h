@@ -12,6 +12,10 @@ void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p);
 /* May the pass of a call take them: are they there, and do the tensors lie at multiples of 16 bytes? */
 bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a);
 
+/* Places in the workspace of the backward, from *end on. */
+void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end);
+
+fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io, fb__args *a);
 fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a);
 
 /* Row n of the table, for tests; false past the end. */

@@ -39,6 +39,9 @@ static void describe(fb__args *a, size_t element) {
                 {a->v, 16, FB_V16},
                 {a->dout, 16, FB_DOUT16},
                 {a->out, 16, FB_OUT16},
+                {a->dq, 16, FB_DQ16},
+                {a->dk, 16, FB_DK16},
+                {a->dv, 16, FB_DV16},
                 {a->out, 2 * element, FB_OUT_PAIRS},
                 {a->dq, 2 * element, FB_DQ_PAIRS},
                 {a->dk, 2 * element, FB_DK_PAIRS},
@@ -212,6 +215,8 @@ static fb_status start_dbias(const launch *l, const fb__problem *p, fb__args *a)
 fb_status fb__launch_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io) {
     launch l = {s, io->stream};
     fb__args a = fb__launch_arguments(s, p, FB__BACKWARD, io);
+    if (fb__hopper_can(s, FB__BACKWARD, &a))
+        return fb__hopper_backward(s, p, io, &a);
     FB_TRY(fb__launch_delta(s, p, io->stream, &a));
     if (!fb__has(p, FB_NO_DQ)) {
         FB_TRY(start_tiles(&l, p, FB__KERNEL_DQ, s->chunks[FB__BACKWARD], &a));

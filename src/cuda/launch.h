@@ -34,6 +34,18 @@ typedef struct fb__loaded {
     int registers, spilled;
 } fb__loaded;
 
+/* Functions of hopper_rows.cu. */
+#define FB__HOPPER_FUNCTIONS(X)                                                                              \
+    X(DELTA, "fb_hopper_delta")                                                                              \
+    X(DQ, "fb_hopper_dq")
+
+enum {
+#define X(name, function) FB__HOPPER_##name,
+    FB__HOPPER_FUNCTIONS(X)
+#undef X
+        FB__HOPPER_COUNT
+};
+
 /* Words, or "" where a kernel of sm_90a is taken. */
 typedef char fb__why[160];
 
@@ -47,11 +59,12 @@ typedef struct fb__cuda_state {
     fb__loaded kernels[FB__KERNEL_COUNT];
     fb__why not_hopper[2]; /* for each pass: why the kernels for all GPUs run */
     void *row_functions[FB__ROW_COUNT], *unfused_functions[FB__UNFUSED_COUNT],
-        *reference_functions[FB__REFERENCE_COUNT];
+        *reference_functions[FB__REFERENCE_COUNT], *hopper_functions[FB__HOPPER_COUNT];
     fb__unfused_plan unfused;
     char compiler[48], arch[16];
     int64_t chunks[2]; /* of the keys, for the passes' forward and dq kernels */
     size_t at_delta, at_partial[2], at_partial_lse;
+    size_t at_hopper_lse, at_hopper_delta, at_hopper_plain_delta, at_hopper_dq;
     size_t workspace;
 } fb__cuda_state;
 

@@ -17,7 +17,9 @@
     X(ROWS, "rows.cu", "fb_delta")                                                                           \
     X(UNFUSED, "unfused.cu", "fb_unfused_pack")                                                              \
     X(REFERENCE, "reference.cu", "fb_reference_forward")                                                     \
-    X(HOPPER_FORWARD, "hopper_forward.cu", "fb_hopper_forward")
+    X(HOPPER_FORWARD, "hopper_forward.cu", "fb_hopper_forward")                                              \
+    X(HOPPER_BACKWARD, "hopper_backward.cu", "fb_hopper_backward")                                           \
+    X(HOPPER_ROWS, "hopper_rows.cu", "fb_hopper_delta")
 
 typedef enum fb__kernel {
 #define X(name, file, function) FB__KERNEL_##name,

@@ -22,6 +22,9 @@ typedef struct fb__view {
 #define FB_DK_PAIRS (1u << 6)
 #define FB_DV_PAIRS (1u << 7)
 #define FB_OUT16 (1u << 8)
+#define FB_DQ16 (1u << 9)
+#define FB_DK16 (1u << 10)
+#define FB_DV16 (1u << 11)
 #define FB_IS_TOP_LEFT (1u << 16)
 #define FB_ADDS (1u << 17)      /* gradients are added to what is there */
 #define FB_BIAS_COLS (1u << 18) /* the bias has a column for each key, not one for all */
@@ -54,6 +57,7 @@ typedef struct fb__args {
     fb_i64 batch, heads_q, heads_kv, group, len_q, len_k, total_q, total_k;
     fb_i64 slots;                /* tiles of rows of one head, over all sequences when packed */
     fb_i64 tiles;                /* slots of all heads and sequences, where blocks take several */
+    fb_i64 padded;               /* rows of a head in a workspace whose tiles are whole: hopper_tiles.cuh */
     fb_i64 section;              /* heads whose tiles come sorted by length; 0: head after head */
     fb_i64 off, left, right;     /* position offset and window */
     fb_i32 head_dim, head_dim_v; /* columns that exist; the kernels' own are rounded up */

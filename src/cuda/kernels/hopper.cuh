@@ -104,6 +104,12 @@ FB_FN float max_or_nan(float x, float y) {
     return z;
 }
 
+FB_FN float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // 1 / x to 1 unit in the last place.
 FB_FN float reciprocal(float x) {
     float y;
@@ -147,6 +153,7 @@ FB_FN void settle(float *d, const int COUNT) {
 #define FB_WGMMA_TYPES ".f32.bf16.bf16 "
 #endif
 
+#define FB_D16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FB_D32                                                                                                         \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"               \
     "%27,%28,%29,%30,%31"
@@ -216,6 +223,7 @@ FB_FN void settle(float *d, const int COUNT) {
     }
 #define FB_COMMA ,
 
+FB_PRODUCTS(32, FB_D16, FB_R16(0), 16, 17, 18, 19, 20, 21)
 FB_PRODUCTS(64, FB_D32, FB_R32(0), 32, 33, 34, 35, 36, 37)
 FB_PRODUCTS(80, FB_D40, FB_R32(0) FB_COMMA FB_R8(32), 40, 41, 42, 43, 44, 45)
 FB_PRODUCTS(96, FB_D48, FB_R32(0) FB_COMMA FB_R16(32), 48, 49, 50, 51, 52, 53)

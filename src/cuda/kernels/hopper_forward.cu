@@ -17,6 +17,7 @@
 // further, and none reads the place any more, which is that of the tile before it.
 #include "hopper_tiles.cuh"
 #include "mend.cuh"
+#include "softmax.cuh"
 
 #define WARPGROUPS (FB_WM / 4)
 #define Q_BYTES FB_SWIZZLED_BYTES(64, FB_D)
@@ -32,23 +33,7 @@
 #define V_FULL(stage) (K_FULL(stage) + 16 * FB_BUFFERS)
 #define V_EMPTY(stage) (K_FULL(stage) + 24 * FB_BUFFERS)
 #define PASSING_AT (BARRIERS_AT + 16 + 32 * FB_BUFFERS)
-#define PLACES_AT (PASSING_AT + 8 * FB_BUFFERS)
-
-// What is said about a tile of queries, and about a tile of keys.
-typedef struct place {
-    work w;
-    bool end, any;        // no more tiles; some row sees some key
-    int seen_lo, seen_hi; // keys that some query of the sequence may see lie in [seen_lo, seen_hi)
-} place;
-
-#define LAST 1   // of this tile of queries
-#define EDGE 2   // the band leaves out some of the cells
-#define BLOCKS 4 // the block mask does
-#define UNSEEN 8 // it holds keys that no query sees, and the tensor has them
-
-typedef struct passing {
-    int first, flags;
-} passing;
+#define PLACES_AT (PASSING_AT + 16 * FB_BUFFERS)
 
 typedef struct fb_maps {
     fb_map q, k, v;
@@ -139,11 +124,6 @@ typedef struct state {
     float o[FB_DV / 8][4], s[FB_BN / 8][4];
     float m[2], l[2], scale[2]; // scale: what O is still to be multiplied by
 } state;
-
-#if FB_OPTIONS & FB_SOFTCAP
-// tanh to 1e-7: 1 - 2 / (1 + e^2x).
-FB_FN float tanh_fast(float x) { return fmaf(-2, reciprocal(1 + exp2_fast(x * (2 * FB_LOG2E))), 1); }
-#endif
 
 // What does not count becomes -inf. row: the warp's first, k: the tile's first key.
 FB_FN void leave_out(const fb__args *a, const work *w, state *t, int row, int k, bool blocks) {
@@ -285,28 +265,11 @@ FB_FN void begin_out(state *t, fb_u32 (*p)[4], fb_u32 V) {
     products_commit();
 }
 
-// Keys that nobody sees become 0 in V, by all warpgroups: P is 0 there, and no number times 0 is anything
-// else.
-FB_APART void clear_unseen(const place *at, unsigned char *V, int first) {
-    for (int n = threadIdx.x - 128; n < FB_PANELS(FB_DV) * FB_BN * 8; n += WARPGROUPS * 128) {
-        const int key = first + n / 8 % FB_BN;
-        if (key < at->seen_lo || key >= at->seen_hi)
-            store16(smem_address(V) + n * 16, make_uint4(0, 0, 0, 0));
-    }
-    written_for_async();
-    meet(1, WARPGROUPS * 128);
-}
-
 FB_FN void wait_values(const place *at, unsigned char *memory, ring now, passing tile) {
     barrier_wait(smem_address(memory) + V_FULL(now.stage), now.parity);
     if (tile.flags & UNSEEN)
-        clear_unseen(at, memory + V_AT + now.stage * V_BYTES, tile.first);
-}
-
-// One arrival for a warpgroup, whose products have all read.
-FB_FN void release(fb_u32 barrier) {
-    if (threadIdx.x % 128 == 0)
-        barrier_arrive(barrier);
+        clear_rows(smem_address(memory) + V_AT + now.stage * V_BYTES, tile.first, at->seen_lo, at->seen_hi, FB_BN,
+                   FB_PANELS(FB_DV), WARPGROUPS);
 }
 
 // Warpgroups take turns to begin products, so that one's exponentials lie beside another's products.

@@ -62,3 +62,59 @@ FB_FN void store_eight(element *row, int c, int columns, const fb_u32 *u, bool p
     for (int e = 0; e < 8; e++)
         row[c + e] = (element)(u[e / 2] >> e % 2 * 16);
 }
+
+// ---- What the loader says -------------------------------------------------------------------------------------
+
+// About the tile that a block works on.
+typedef struct place {
+    work w;
+    bool end, any;        // no more tiles; some cell counts
+    int seen_lo, seen_hi; // of the other side: rows outside of [seen_lo, seen_hi) take no part in the whole sequence
+    int own_lo, own_hi;   // the same of this side
+} place;
+
+// About a tile that passes by.
+typedef struct passing {
+    int first, flags, head;
+} passing;
+
+#define LAST 1   // of those of this place
+#define EDGE 2   // the band leaves out some of the cells
+#define BLOCKS 4 // the block mask does
+#define FIRST 16 // of those of this place
+#define UNSEEN 8 // it holds rows that take no part, and the tensor has them
+
+// Rows that take no part become 0 in a tile, by all warpgroups that use it: their weights are 0, and no number times 0
+// is anything else.
+FB_APART void clear_rows(fb_u32 tile, int first, int lo, int hi, const int ROWS, const int PANELS,
+                         const int WARPGROUPS) {
+    for (int n = threadIdx.x - 128; n < PANELS * ROWS * 8; n += WARPGROUPS * 128) {
+        const int row = first + n / 8 % ROWS;
+        if (row < lo || row >= hi)
+            store16(tile + n * 16, make_uint4(0, 0, 0, 0));
+    }
+    written_for_async();
+    meet(1, WARPGROUPS * 128);
+}
+
+// One arrival for a warpgroup, whose products have all read.
+FB_FN void release(fb_u32 barrier) {
+    if (threadIdx.x % 128 == 0)
+        barrier_arrive(barrier);
+}
+
+#if FB_OPTIONS & FB_SOFTCAP
+// tanh to 1e-7: 1 - 2 / (1 + e^2x).
+FB_FN float tanh_fast(float x) { return fmaf(-2, reciprocal(1 + exp2_fast(x * (2 * FB_LOG2E))), 1); }
+#endif
+
+// ---- The backward's rows --------------------------------------------------------------------------------------
+// LSE in base 2, delta and dQ in f32 lie in the workspace by heads of args.padded rows; a sequence begins at a multiple
+// of FB_PAD, so that every tile is whole. Rows that do not exist have LSE +inf, which makes their P 0.
+
+#define FB_PAD 128
+
+FB_FN fb_i64 padded_stat(const fb__args *a, const work *w, int head, int i) {
+    const fb_i64 rows = a->padded;
+    return (a->cu_q ? head * rows + (w->row_q / FB_PAD + w->b) * FB_PAD : (w->b * a->heads_q + head) * rows) + i;
+}
