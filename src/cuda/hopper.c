@@ -1,13 +1,14 @@
-/* See hopper.h. Best first; columns of a row: kernel; largest D and DV; warps that compute, each with 16
- * rows; rows of a tile that passes by; stages of it; registers of a thread that loads and of one that
- * computes; how many of the exponentials come from products; turns. */
+/* See hopper.h. Best first; columns of a row: kernel; largest D and DV; whether it takes options of scores
+ * too (softcap, block mask), for which registers are shorter; warps that compute, each with 16 rows; rows of
+ * a tile that passes by; stages of it; registers of a thread that loads and of one that computes; how many of
+ * the exponentials come from products; turns. */
 #include "hopper.h"
 #include <stdio.h>
 #include <string.h>
 
 typedef struct row {
     fb__kernel kernel;
-    int d, dv, warps, bn, buffers, loader, registers, poly, turns;
+    int d, dv, options, warps, bn, buffers, loader, registers, poly, turns;
     const char *measured;
 } row;
 
@@ -18,16 +19,19 @@ typedef struct row {
 
 static const row rows[] = {
     /* clang-format off */
-    {FORWARD,  64,  64, 12, 128, 2, 32, 160, 0, 1, FITS},
-    {FORWARD,  96,  96,  8, 128, 2, 24, 240, 0, 1, FITS},
-    {FORWARD, 128, 128,  8, 128, 2, 24, 240, 0, 1, FITS},
-    {FORWARD, 192, 128,  8, 128, 2, 24, 240, 0, 0, FITS},
-    {FORWARD, 192, 192,  8, 112, 2, 24, 240, 0, 0, FITS},
-    {FORWARD, 256, 256,  8,  80, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,   64,  64, 0, 12, 128, 2, 32, 160, 0, 1, FITS},
+    {FORWARD,   64,  64, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,  192, 192, 1,  8, 112, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, FITS},
+    {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, FITS},
 
-    {BACKWARD, 64,  64,  8, 128, 2, 32, 208, 0, 0, FITS},
-    {BACKWARD, 96,  96,  8,  64, 2, 32, 208, 0, 0, FITS},
-    {BACKWARD, 128, 128, 8,  64, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, FITS},
+    {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
     /* clang-format on */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -64,6 +68,7 @@ static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
 bool fb__hopper_row(int n, fb_dtype type, int options, fb__kernel *kernel, fb__spec *spec) {
     if (n >= ROWS)
         return false;
+    options = rows[n].options ? options : 0;
     *kernel = rows[n].kernel;
     fill(&rows[n], type, options, spec);
     return true;
@@ -112,7 +117,8 @@ static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
     for (int n = 0; n < ROWS; n++) {
         const row *r = &rows[n];
         fb__spec *spec = &s->kernels[kernel].spec;
-        if (r->kernel != kernel || p->d.head_dim > r->d || p->d.head_dim_v > r->dv)
+        if (r->kernel != kernel || p->d.head_dim > r->d || p->d.head_dim_v > r->dv ||
+            (s->options && !r->options))
             continue;
         fill(r, p->d.dtype, s->options, spec);
         if (spec->shared_bytes <= s->gpu.smem_block_optin)

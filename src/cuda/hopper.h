@@ -18,7 +18,7 @@ void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end);
 fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io, fb__args *a);
 fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a);
 
-/* Row n of the table, for tests; false past the end. */
+/* Row n of the table, for tests, with these options if it takes any; false past the end. */
 bool fb__hopper_row(int n, fb_dtype type, int options, fb__kernel *kernel, fb__spec *spec);
 
 #endif

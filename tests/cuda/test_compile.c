@@ -10,6 +10,7 @@
 #include "flashback.h"
 #include "src/base/text.h"
 #include "src/core/error.h"
+#include "src/cuda/hopper.h"
 #include "src/cuda/nvrtc.h"
 #include "src/cuda/tune.h"
 #include "src/shared/args.h"
@@ -201,6 +202,23 @@ static void add_files(int arch) {
             }
 }
 
+/* The rows of hopper.c, without options and with all that they take; f16 and bf16 take turns. */
+static void add_hopper(int arch) {
+    static const int options[] = {0, FB_SOFTCAP | FB_BLOCKED, FB_SOFTCAP, FB_BLOCKED};
+    fb__kernel kernel;
+    fb__spec spec;
+    for (int n = 0; fb__hopper_row(n, FB_BF16, 0, &kernel, &spec); n++)
+        for (int o = 0; o < (everything ? 4 : 2); o++) {
+            fb__hopper_row(n, (n + o) % 2 ? FB_F16 : FB_BF16, options[o], &kernel, &spec);
+            if (!o || spec.OPTIONS)
+                add(arch, kernel, &spec);
+            if (kernel != FB__KERNEL_HOPPER_BACKWARD || o)
+                continue;
+            spec.THREADS = 256, spec.shared_bytes = 0; /* and what surrounds it */
+            add(arch, FB__KERNEL_HOPPER_ROWS, &spec);
+        }
+}
+
 static void add_jobs(void) {
     for (int arch = 0; arch < ARCHS; arch++) {
         if (nvrtc_version() < archs[arch].since) {
@@ -208,6 +226,8 @@ static void add_jobs(void) {
             continue;
         }
         add_files(arch);
+        if (arch == 0)
+            add_hopper(arch);
         if (archs[arch].rows != ONE_EACH || everything) {
             add_all_rows(arch, archs[arch].rows == BOTH_FORMS || everything);
             add_options(arch);
@@ -337,7 +357,7 @@ static const char *row_words(const job *j) {
     fb__text text = {words, sizeof words, 0};
     fb__text_add(&text, "%s %s%s", fb__kernel_file(j->kernel), s->TYPE == FB_F32 ? "f32" : "16 bits",
                  s->STACK ? " stacked" : "");
-    if (j->kernel < FB__KERNEL_ROWS)
+    if (j->kernel < FB__KERNEL_ROWS || j->kernel >= FB__KERNEL_HOPPER)
         fb__text_add(&text, " D %d, %d x %d, %d x %d x %d warps, %d buffer%s", s->D, s->BM, s->BN, s->WM,
                      s->WN, s->WK, s->BUFFERS, s->BUFFERS > 1 ? "s" : "");
     return words;

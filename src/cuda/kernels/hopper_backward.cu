@@ -303,7 +303,7 @@ FB_FN fb_u32 parity_of(fb_u32 n) { return n / FB_BUFFERS % 2; }
 // All tiles of queries of one tile of keys; *count: how many have passed by this block, which is all that a warpgroup
 // has to keep in a register.
 FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *memory, fb_u32 *count) {
-    const fb_u32 base = smem_address(memory), K = base + (FB_WARPGROUP - 1) * 64 * 128;
+    const fb_u32 base = smem_address(memory), K = base + (warpgroup() - 1) * (64 * 128);
     fb_u32 p[FB_BN / 16][4], ds[FB_BN / 16][4];
     fb_u32 n = *count;
 
@@ -382,8 +382,8 @@ FB_FN void keys_of_block(const fb__args *a, unsigned char *memory) {
     sums t;
     fb_u32 count = 0;
     clear(t.s, FB_BN / 8);
-    for (fb_u32 n = 0;; n++) {
-        barrier_wait(base + KV_FULL, n % 2);
+    for (fb_u32 n = 0;; n ^= 1) {
+        barrier_wait(base + KV_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;
@@ -441,8 +441,8 @@ FB_FN void queries_of_block(const fb__args *a, unsigned char *memory) {
     ring cells = {0, 0};
     float d[8][4];
     clear(d, 8);
-    for (fb_u32 n = 0;; n++) {
-        barrier_wait(base + KV_FULL, n % 2);
+    for (fb_u32 n = 0;; n ^= 1) {
+        barrier_wait(base + KV_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;

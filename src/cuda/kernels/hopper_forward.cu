@@ -295,7 +295,7 @@ FB_FN void rescale(state *t) {
 // One tile of queries; `kv` is the stage of its first keys, and afterwards that of the next tile's.
 FB_FN void attend(const fb__args *a, const place *at, state *t, unsigned char *memory, ring *kv) {
     const fb_u32 base = smem_address(memory);
-    const int group = FB_WARPGROUP - 1, row = at->w.first + (FB_WARP - 4) * 16;
+    const int group = warpgroup() - 1, row = at->w.first + (FB_WARP - 4) * 16;
     const fb_u32 Q = base + group * Q_BYTES;
     fb_u32 p[FB_BN / 16][4];
 
@@ -394,8 +394,8 @@ extern "C" __global__ void __launch_bounds__(FB_THREADS, 1)
     state t;
     ring kv = {0, 0};
     clear(t.s, FB_BN / 8);
-    for (fb_u32 n = 0;; n++) {
-        barrier_wait(base + Q_FULL, n % 2);
+    for (fb_u32 n = 0;; n ^= 1) {
+        barrier_wait(base + Q_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;

@@ -15,6 +15,10 @@ FB_FN fb_u32 tile_of_round(const fb__args *a, fb_u32 round) {
     return round * gridDim.x + back;
 }
 
+// This thread's warpgroup, in a way that tells the compiler that it is the same for a warp: addresses that depend on it
+// then take no registers of threads.
+FB_FN int warpgroup() { return __shfl_sync(~0u, (int)FB_WARPGROUP, 0); }
+
 // A place in a ring of FB_BUFFERS stages: waiting for a stage to be full begins with parity 0, for it to be
 // empty with 1.
 typedef struct ring {
