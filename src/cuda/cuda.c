@@ -84,6 +84,8 @@ static bool needs(const fb__cuda_state *s, const fb__problem *p, fb__kernel kern
     case FB__KERNEL_HOPPER_FORWARD:
         return !*s->not_hopper[FB__FORWARD];
     case FB__KERNEL_HOPPER_BACKWARD:
+    case FB__KERNEL_HOPPER_SPLIT:
+        return !*s->not_hopper[FB__BACKWARD] && kernel == s->hopper_backward;
     case FB__KERNEL_HOPPER_ROWS:
         return !*s->not_hopper[FB__BACKWARD];
     default:

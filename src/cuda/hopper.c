@@ -1,7 +1,7 @@
 /* See hopper.h. Best first; columns of a row: kernel; largest D and DV; whether it takes options of scores
- * too (softcap, block mask), for which registers are shorter; warps that compute, each with 16 rows; rows of
- * a tile that passes by; stages of it; registers of a thread that loads and of one that computes; how many of
- * the exponentials come from products; turns. */
+ * too (softcap, block mask), for which registers are shorter; warps that compute, each with 16 rows (in SPLIT
+ * two have the same); rows of a tile that passes by; stages of it; registers of a thread that loads and of
+ * one that computes; how many of the exponentials come from products; turns. */
 #include "hopper.h"
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +14,7 @@ typedef struct row {
 
 #define FORWARD FB__KERNEL_HOPPER_FORWARD
 #define BACKWARD FB__KERNEL_HOPPER_BACKWARD
+#define SPLIT FB__KERNEL_HOPPER_SPLIT
 #define HOPPER_ROWS FB__KERNEL_HOPPER_ROWS
 #define FITS "chosen to fit"
 
@@ -32,6 +33,10 @@ static const row rows[] = {
     {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, FITS},
     {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
     {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+
+    {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {SPLIT,    192, 192, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {SPLIT,    256, 256, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
     /* clang-format on */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -49,13 +54,13 @@ static int shared_bytes(const row *r, const fb__spec *s) {
     if (r->kernel == FORWARD)
         return tile(s->BM, s->D) + s->BUFFERS * passing + 1024;
     return tile(s->BM, s->D) + tile(s->BM, s->DV) + s->BUFFERS * (passing + 8 * s->BN) +
-           2 * tile(s->BM, s->BN) + 1024;
+           (r->kernel == SPLIT ? 4 : 2) * tile(s->BM, s->BN) + 1024;
 }
 
 static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
     fb__tune_common(type, options, s);
     s->D = r->d, s->DV = r->dv;
-    s->WM = r->warps, s->BM = r->warps * 16, s->BN = r->bn;
+    s->WM = r->warps, s->BM = r->kernel == SPLIT ? 64 : r->warps * 16, s->BN = r->bn;
     s->BUFFERS = r->buffers;
     s->THREADS = 32 * r->warps + (r->kernel == FORWARD ? 128 : 256); /* dQ has a warpgroup of its own */
     s->MAX_CELLS = r->bn;
@@ -128,7 +133,7 @@ static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
 }
 
 /* Beyond that, of the backward. */
-static const char *refusal_backward(const fb__cuda_state *s, const fb__problem *p) {
+static const char *refusal_backward(const fb__problem *p) {
     const fb_desc *d = &p->d;
     const bool packed = fb__has(p, FB_PACKED);
     if (fb__has(p, FB_FORWARD_ONLY))
@@ -137,11 +142,8 @@ static const char *refusal_backward(const fb__cuda_state *s, const fb__problem *
         return "those for sm_90a add to dQ in any order, and FB_DETERMINISTIC asks for one";
     if (fb__has(p, FB_ACCUMULATE))
         return "those for sm_90a do not add to gradients";
-    if (d->head_dim > 128 || d->head_dim_v > 128)
-        return "those for sm_90a take head dims up to 128";
     if (!mapped(d->dout, packed ? 1 : d->batch, d->heads_q, packed ? d->total_q : d->len_q))
         return "those for sm_90a take strides of dout that are multiples of 8 elements, and none of 0";
-    (void)s;
     return NULL;
 }
 
@@ -155,9 +157,10 @@ static void choose_rows_of(fb__cuda_state *s, const fb__problem *p, fb__pass pas
 void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p) {
     const char *why = refusal(s, p);
     choose_rows_of(s, p, FB__FORWARD, FORWARD, why);
-    choose_rows_of(s, p, FB__BACKWARD, BACKWARD, why ? why : refusal_backward(s, p));
+    s->hopper_backward = p->d.head_dim > 128 || p->d.head_dim_v > 128 ? SPLIT : BACKWARD;
+    choose_rows_of(s, p, FB__BACKWARD, s->hopper_backward, why ? why : refusal_backward(p));
     fb__spec *around = &s->kernels[HOPPER_ROWS].spec;
-    *around = s->kernels[BACKWARD].spec;
+    *around = s->kernels[s->hopper_backward].spec;
     around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
 }
 
@@ -236,7 +239,7 @@ void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end) {
     s->at_hopper_lse = place(end, rows_of_all * 4);
     s->at_hopper_delta = place(end, rows_of_all * 4);
     s->at_hopper_plain_delta = place(end, fb__has(p, FB_DSINKS) ? (double)fb__launch_rows(p) * 4 : 0);
-    s->at_hopper_dq = place(end, rows_of_all * 4 * ((s->kernels[BACKWARD].spec.D + 63) / 64 * 64));
+    s->at_hopper_dq = place(end, rows_of_all * 4 * ((s->kernels[s->hopper_backward].spec.D + 63) / 64 * 64));
 }
 
 static fb_status start_rows(const fb__cuda_state *s, int function, const fb__problem *p, void *stream,
@@ -247,7 +250,7 @@ static fb_status start_rows(const fb__cuda_state *s, int function, const fb__pro
 }
 
 fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io, fb__args *a) {
-    const fb__spec *spec = &s->kernels[BACKWARD].spec;
+    const fb__spec *spec = &s->kernels[s->hopper_backward].spec;
     const fb_desc *d = &p->d;
     struct {
         map q, k, v, dout;
@@ -262,7 +265,7 @@ fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, con
     FB_TRY(encode(s, &maps.dout, p, a->dout, d->head_dim_v, rows_q(p), d->heads_q, spec->BN));
     FB_TRY(start_rows(s, FB__HOPPER_DELTA, p, io->stream, a));
     void *parameters[] = {a, &maps};
-    FB_TRY(start(s, BACKWARD, fb__launch_tiles(s, p, true, spec->BM, a), io->stream, parameters));
+    FB_TRY(start(s, s->hopper_backward, fb__launch_tiles(s, p, true, spec->BM, a), io->stream, parameters));
     if (a->dq.at)
         FB_TRY(start_rows(s, FB__HOPPER_DQ, p, io->stream, a));
     if (!fb__has(p, FB_DSINKS))

@@ -57,7 +57,8 @@ typedef struct fb__cuda_state {
     bool stacked;
     int options; /* of scores: FB_SOFTCAP | ... of shared/args.h */
     fb__loaded kernels[FB__KERNEL_COUNT];
-    fb__why not_hopper[2]; /* for each pass: why the kernels for all GPUs run */
+    fb__kernel hopper_backward; /* which of the two that there are for sm_90a */
+    fb__why not_hopper[2];      /* for each pass: why the kernels for all GPUs run */
     void *row_functions[FB__ROW_COUNT], *unfused_functions[FB__UNFUSED_COUNT],
         *reference_functions[FB__REFERENCE_COUNT], *hopper_functions[FB__HOPPER_COUNT];
     fb__unfused_plan unfused;

@@ -19,6 +19,7 @@
     X(REFERENCE, "reference.cu", "fb_reference_forward")                                                     \
     X(HOPPER_FORWARD, "hopper_forward.cu", "fb_hopper_forward")                                              \
     X(HOPPER_BACKWARD, "hopper_backward.cu", "fb_hopper_backward")                                           \
+    X(HOPPER_SPLIT, "hopper_split.cu", "fb_hopper_split")                                                    \
     X(HOPPER_ROWS, "hopper_rows.cu", "fb_hopper_delta")
 
 typedef enum fb__kernel {

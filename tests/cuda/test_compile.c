@@ -212,7 +212,7 @@ static void add_hopper(int arch) {
             fb__hopper_row(n, (n + o) % 2 ? FB_F16 : FB_BF16, options[o], &kernel, &spec);
             if (!o || spec.OPTIONS)
                 add(arch, kernel, &spec);
-            if (kernel != FB__KERNEL_HOPPER_BACKWARD || o)
+            if (kernel == FB__KERNEL_HOPPER_FORWARD || o)
                 continue;
             spec.THREADS = 256, spec.shared_bytes = 0; /* and what surrounds it */
             add(arch, FB__KERNEL_HOPPER_ROWS, &spec);

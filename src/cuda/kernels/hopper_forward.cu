@@ -372,10 +372,10 @@ extern "C" __global__ void __launch_bounds__(FB_THREADS, 1)
     extern __shared__ __align__(1024) unsigned char memory[];
     const fb_u32 base = smem_address(memory);
     if (threadIdx.x == 0) {
-        barrier_init(base + Q_FULL, 1), barrier_init(base + Q_EMPTY, WARPGROUPS);
+        barrier_init(base + Q_FULL, 1), barrier_init(base + Q_EMPTY, WARPGROUPS * FB_RELEASES);
         for (int n = 0; n < FB_BUFFERS; n++) {
-            barrier_init(base + K_FULL(n), 1), barrier_init(base + K_EMPTY(n), WARPGROUPS);
-            barrier_init(base + V_FULL(n), 1), barrier_init(base + V_EMPTY(n), WARPGROUPS);
+            barrier_init(base + K_FULL(n), 1), barrier_init(base + K_EMPTY(n), WARPGROUPS * FB_RELEASES);
+            barrier_init(base + V_FULL(n), 1), barrier_init(base + V_EMPTY(n), WARPGROUPS * FB_RELEASES);
         }
         barriers_made();
     }

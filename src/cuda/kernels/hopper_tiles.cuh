@@ -89,7 +89,7 @@ typedef struct passing {
 #define UNSEEN 8 // it holds rows that take no part, and the tensor has them
 
 // Rows that take no part become 0 in a tile, by all warpgroups that use it: their weights are 0, and no number times 0
-// is anything else.
+// is anything else. The warpgroups are those from the second of the block on.
 FB_APART void clear_rows(fb_u32 tile, int first, int lo, int hi, const int ROWS, const int PANELS,
                          const int WARPGROUPS) {
     for (int n = threadIdx.x - 128; n < PANELS * ROWS * 8; n += WARPGROUPS * 128) {
@@ -98,12 +98,14 @@ FB_APART void clear_rows(fb_u32 tile, int first, int lo, int hi, const int ROWS,
             store16(tile + n * 16, make_uint4(0, 0, 0, 0));
     }
     written_for_async();
-    meet(1, WARPGROUPS * 128);
+    meet(8 + WARPGROUPS, WARPGROUPS * 128);
 }
 
-// One arrival for a warpgroup, whose products have all read.
+// One arrival for each warp, which has read what it reads itself, and for whom its products have.
+#define FB_RELEASES 4 // of a warpgroup
 FB_FN void release(fb_u32 barrier) {
-    if (threadIdx.x % 128 == 0)
+    __syncwarp();
+    if (FB_LANE == 0)
         barrier_arrive(barrier);
 }
 

@@ -113,12 +113,12 @@ FB_APART void mend_dq(const fb__args *a, const work *w, int row) {
     }
 }
 
-// dK and dV of 16 keys from `row` on.
-FB_APART void mend_dkdv(const fb__args *a, const work *w, int row) {
+// dK and dV of 16 keys from `row` on, or one of them.
+FB_APART void mend_keys(const fb__args *a, const work *w, int row, bool with_dk, bool with_dv) {
     __syncwarp();
     for (int j = row; j < row + 16 && j < w->len_k; j++) {
-        element *dk = a->dk.at ? (element *)row_at(key_rows(a->dk, w), j) : 0;
-        element *dv = a->dv.at ? (element *)row_at(key_rows(a->dv, w), j) : 0;
+        element *dk = with_dk && a->dk.at ? (element *)row_at(key_rows(a->dk, w), j) : 0;
+        element *dv = with_dv && a->dv.at ? (element *)row_at(key_rows(a->dv, w), j) : 0;
         const fb_u32 bits_k = dk ? mend_find(dk, a->head_dim) : 0, bits_v = dv ? mend_find(dv, a->head_dim_v) : 0;
         fb_u32 left_k = bits_k, left_v = bits_v;
         float sums_k[FB_MEND_COLUMNS], sums_v[FB_MEND_COLUMNS], P, dS;
