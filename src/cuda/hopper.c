@@ -1,14 +1,14 @@
 /* See hopper.h. Best first; columns of a row: kernel; largest D and DV; whether it takes options of scores
  * too (softcap, block mask), for which registers are shorter; warps that compute, each with 16 rows (in SPLIT
  * two have the same); rows of a tile that passes by; stages of it; registers of a thread that loads and of
- * one that computes; how many of the exponentials come from products; turns. */
+ * one that computes; how many of the exponentials come from products; turns; pairs of blocks. */
 #include "hopper.h"
 #include <stdio.h>
 #include <string.h>
 
 typedef struct row {
     fb__kernel kernel;
-    int d, dv, options, warps, bn, buffers, loader, registers, poly, turns;
+    int d, dv, options, warps, bn, buffers, loader, registers, poly, turns, pair;
     const char *measured;
 } row;
 
@@ -20,28 +20,31 @@ typedef struct row {
 
 static const row rows[] = {
     /* clang-format off */
-    {FORWARD,   64,  64, 0, 12, 128, 2, 32, 160, 0, 1, FITS},
-    {FORWARD,   64,  64, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
-    {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
-    {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
-    {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, FITS},
-    {FORWARD,  192, 192, 1,  8, 112, 2, 24, 240, 0, 0, FITS},
-    {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, FITS},
-    {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, FITS},
+    {FORWARD,   64,  64, 0, 12, 128, 2, 32, 160, 0, 1, 0, FITS},
+    {FORWARD,   64,  64, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
+    {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
+    {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
+    {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, 0, FITS},
+    {FORWARD,  192, 192, 1,  8, 112, 2, 24, 240, 0, 0, 0, FITS},
+    {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, 0, FITS},
+    {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, 0, FITS},
 
-    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, FITS},
-    {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, FITS},
-    {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
-    {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, 1, FITS},
+    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, 0, FITS},
+    {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, 0, FITS},
+    {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
+    {BACKWARD, 128, 128, 0,  8,  64, 2, 32, 208, 0, 0, 1, FITS},
+    {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
 
-    {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
-    {SPLIT,    192, 192, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
-    {SPLIT,    256, 256, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
+    {SPLIT,    192, 192, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
+    {SPLIT,    256, 256, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
     /* clang-format on */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-#define PAD 128 /* FB_PAD of hopper_tiles.cuh */
+#define PAIR_LEN 256 /* keys that a pair of blocks has; shorter sequences would leave one without */
+#define PAD 128      /* FB_PAD of hopper_tiles.cuh */
 
 /* ---- Rows ---- */
 
@@ -54,7 +57,7 @@ static int shared_bytes(const row *r, const fb__spec *s) {
     if (r->kernel == FORWARD)
         return tile(s->BM, s->D) + s->BUFFERS * passing + 1024;
     return tile(s->BM, s->D) + tile(s->BM, s->DV) + s->BUFFERS * (passing + 8 * s->BN) +
-           (r->kernel == SPLIT ? 4 : 2) * tile(s->BM, s->BN) + 1024;
+           (r->kernel == SPLIT ? 4 : 2) * tile(s->BM, s->BN) + 3 * r->pair * tile(s->BM, 64) + 1024;
 }
 
 static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
@@ -65,7 +68,7 @@ static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
     s->THREADS = 32 * r->warps + (r->kernel == FORWARD ? 128 : 256); /* dQ has a warpgroup of its own */
     s->MAX_CELLS = r->bn;
     s->REGISTERS = r->registers, s->LOADER_REGISTERS = r->loader;
-    s->POLY = r->poly, s->TURNS = r->turns;
+    s->POLY = r->poly, s->TURNS = r->turns, s->PAIR = r->pair;
     s->shared_bytes = shared_bytes(r, s);
     s->measured = r->measured;
 }
@@ -122,6 +125,8 @@ static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
     for (int n = 0; n < ROWS; n++) {
         const row *r = &rows[n];
         fb__spec *spec = &s->kernels[kernel].spec;
+        if (r->pair && p->d.len_k < PAIR_LEN)
+            continue;
         if (r->kernel != kernel || p->d.head_dim > r->d || p->d.head_dim_v > r->dv ||
             (s->options && !r->options))
             continue;
@@ -161,7 +166,7 @@ void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p) {
     choose_rows_of(s, p, FB__BACKWARD, s->hopper_backward, why ? why : refusal_backward(p));
     fb__spec *around = &s->kernels[HOPPER_ROWS].spec;
     *around = s->kernels[s->hopper_backward].spec;
-    around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
+    around->PAIR = 0, around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
 }
 
 /* ---- Launches ---- */
@@ -198,13 +203,13 @@ bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a) {
     return !*s->not_hopper[pass] && all % 16 == 0;
 }
 
-/* Blocks that stay: one for each multiprocessor. */
+/* Blocks that stay: one for each multiprocessor, or a pair for two. */
 static fb_status start(const fb__cuda_state *s, fb__kernel kernel, int64_t tiles, void *stream,
                        void **parameters) {
     const fb__loaded *k = &s->kernels[kernel];
-    const int64_t blocks = tiles < s->gpu.sms ? tiles : s->gpu.sms;
-    return fb__launch_kernel(s, k->function, blocks, 1, k->spec.THREADS, k->spec.shared_bytes, stream,
-                             parameters);
+    const int64_t together = 1 + k->spec.PAIR, most = s->gpu.sms / together;
+    return fb__launch_kernel(s, k->function, (tiles < most ? tiles : most) * together, 1, k->spec.THREADS,
+                             k->spec.shared_bytes, stream, parameters);
 }
 
 fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a) {
@@ -265,7 +270,8 @@ fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, con
     FB_TRY(encode(s, &maps.dout, p, a->dout, d->head_dim_v, rows_q(p), d->heads_q, spec->BN));
     FB_TRY(start_rows(s, FB__HOPPER_DELTA, p, io->stream, a));
     void *parameters[] = {a, &maps};
-    FB_TRY(start(s, s->hopper_backward, fb__launch_tiles(s, p, true, spec->BM, a), io->stream, parameters));
+    FB_TRY(start(s, s->hopper_backward, fb__launch_tiles(s, p, true, spec->BM * (1 + spec->PAIR), a),
+                 io->stream, parameters));
     if (a->dq.at)
         FB_TRY(start_rows(s, FB__HOPPER_DQ, p, io->stream, a));
     if (!fb__has(p, FB_DSINKS))

@@ -84,7 +84,7 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
     ring kv = {0, 1};
     fb_u32 n = 0;
     for (fb_u32 round = 0;; round++) {
-        const bool end = round * gridDim.x >= tiles;
+        const bool end = round * FB_TAKERS >= tiles;
         const fb_u32 x = tile_of_round(a, round);
         if (!end && x >= tiles)
             continue;

@@ -10,9 +10,10 @@
 
 // Blocks stay, and take one tile in each round. With long tiles first every other round goes backwards, so
 // that what a block gets adds up to about the same for all.
+#define FB_TAKERS (gridDim.x / (1 + FB_PAIR)) // blocks, or pairs of them
 FB_FN fb_u32 tile_of_round(const fb__args *a, fb_u32 round) {
-    const fb_u32 back = a->section && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * gridDim.x + back;
+    const fb_u32 taker = blockIdx.x / (1 + FB_PAIR);
+    return round * FB_TAKERS + (a->section && round % 2 ? FB_TAKERS - 1 - taker : taker);
 }
 
 // This thread's warpgroup, in a way that tells the compiler that it is the same for a warp: addresses that depend on it
