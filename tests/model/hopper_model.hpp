@@ -22,7 +22,6 @@ static float __fadd_rd(float x, float y) {
 }
 static inline float max_or_nan(float x, float y) { return x != x ? x : y != y ? y : x > y ? x : y; }
 static inline float reciprocal(float x) { return 1 / x; }
-static inline float log2_fast(float x) { return log2f(x); }
 static inline fb_u32 clock_now() {
     static fb_u32 now;
     return now += 16;

@@ -144,12 +144,6 @@ FB_FN float max_or_nan(float x, float y) {
     return z;
 }
 
-FB_FN float log2_fast(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // 1 / x to 1 unit in the last place.
 FB_FN float reciprocal(float x) {
     float y;

@@ -30,6 +30,16 @@ FB_FN void wait_tile(const place *at, unsigned char *memory, fb_u32 full, fb_u32
         clear_rows(smem_address(memory) + tile, p.first, at->seen_lo, at->seen_hi, FB_BN, FB_PANELS(COLUMNS), 2);
 }
 
+#if FB_OPTIONS & FB_SOFTCAP
+FB_FN void take_weights(fb_u32 (*to)[4], fb_u32 (*from)[4]) {
+#pragma unroll
+    for (int k = 0; k < FB_BN / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            to[k][i] = from[k][i];
+}
+#endif
+
 // All tiles of queries of one tile of keys; *count: how many have passed by this block, which is all that a warpgroup
 // has to keep in a register.
 FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *memory, fb_u32 *count) {
@@ -44,10 +54,16 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
     settle(t->s[0], FB_BN / 2);
     for (;; n++) {
         const int stage = stage_of(n);
-        make_p(a, &at->w, t->s, (const float *)(memory + LSE_AT(stage)), *passing_of(memory, stage));
+        make_p(a, &at->w, t->s, p, (const float *)(memory + LSE_AT(stage)), *passing_of(memory, stage));
+#if !(FB_OPTIONS & FB_SOFTCAP)
         to_steps(p, t->s, FB_BN);
+#endif
         products_wait(0);
         settle(t->dk[0], FB_D / 2);
+#if FB_OPTIONS & FB_SOFTCAP
+        take_weights(ds, p); // whose registers dK has read
+        to_steps(p, t->s, FB_BN);
+#endif
         if (!(passing_of(memory, stage)->flags & FIRST))
             release(base + Q_EMPTY(stage_of(n + FB_BUFFERS - 1)));
         wait_tile(at, memory, O_FULL(stage), parity_of(n), O_AT + stage * O_BYTES, stage, FB_DV);
@@ -56,7 +72,7 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
         begin_sums(t->dv, p, base + O_AT + stage * O_BYTES, FB_DV);
         products_wait(1);
         settle(t->s[0], FB_BN / 2);
-        make_ds(a, t->s, p, (const float *)(memory + LSE_AT(stage)), (const float *)(memory + DELTA_AT(stage)));
+        make_ds(t->s, FB_OPTIONS & FB_SOFTCAP ? ds : p, (const float *)(memory + DELTA_AT(stage)));
         to_steps(ds, t->s, FB_BN);
         products_wait(0);
         settle(t->dv[0], FB_DV / 2);

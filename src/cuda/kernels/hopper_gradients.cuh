@@ -219,8 +219,8 @@ FB_FN void begin_sums(float (*d)[4], fb_u32 (*p)[4], fb_u32 B, const int COLUMNS
     products_commit();
 }
 
-// Cells that do not count have P = 0, by a score of -inf. row: the warp's first key, from query q0 on.
-FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, passing tile) {
+// Cells that do not count become `out`. row: the warp's first key.
+FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, passing tile, float out) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int j = row + half * 8 + FB_LANE / 4, c = FB_LANE % 4 * 2;
@@ -231,7 +231,7 @@ FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, p
 #pragma unroll
             for (int e = 0; e < 2; e++)
                 if (n * 8 + e < lo || n * 8 + e >= hi)
-                    s[n][2 * half + e] = -FB_INFINITY;
+                    s[n][2 * half + e] = out;
 #if FB_OPTIONS & FB_BLOCKED
         if (!(tile.flags & BLOCKS) || j >= w->len_k)
             continue;
@@ -241,7 +241,7 @@ FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, p
         for (int n = 0; n < FB_BN / 8; n++) // blocks begin at multiples of 16
             if (tile.first + n * 8 < w->len_q &&
                 !live[(fb_i64)((tile.first + n * 8) / (int)a->block_q) * blocks_of_keys(a)])
-                s[n][2 * half] = s[n][2 * half + 1] = -FB_INFINITY;
+                s[n][2 * half] = s[n][2 * half + 1] = out;
 #endif
     }
 }
@@ -252,55 +252,65 @@ FB_FN bool at_edge(const work *w, int row, int q0) {
              row + 16 <= w->band.len_k);
 }
 
-// From S' to P'.
-FB_FN void make_p(const fb__args *a, const work *w, float (*s)[4], const float *lse, passing tile) {
+FB_FN void leave_out_at_edges(const fb__args *a, const work *w, float (*s)[4], passing tile, float out) {
     const int row = w->first + KEYS_OF_WARP;
-    float factor = a->scale_log2;
+    if (tile.flags & (EDGE | BLOCKS) && (tile.flags & BLOCKS || __any_sync(~0u, at_edge(w, row, tile.first))))
+        leave_out(a, w, s, row, tile, out);
+}
+
+// From S' to P'. `weights` becomes, as operands, what dS' is dP' - delta times: P' times the derivative of the softcap.
+// Without one it is P' itself, and left to whoever makes operands of that.
+FB_FN void make_p(const fb__args *a, const work *w, float (*s)[4], fb_u32 (*weights)[4], const float *lse,
+                  passing tile) {
 #if FB_OPTIONS & FB_SOFTCAP
-    const float inner = a->scale * a->softcap_inverse, outer = a->softcap * FB_LOG2E;
-    factor = 1;
+    // With y = 1 / (1 + e^2x), tanh x is 1 - 2 y, and its derivative 4 y (1 - y).
+    const float inner = a->scale * a->softcap_inverse * (2 * FB_LOG2E), outer = a->softcap * FB_LOG2E, OUT = 2;
 #pragma unroll
     for (int n = 0; n < FB_BN / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            s[n][e] = outer * tanh_fast(s[n][e] * inner);
-#endif
-    if (tile.flags & (EDGE | BLOCKS) && (tile.flags & BLOCKS || __any_sync(~0u, at_edge(w, row, tile.first))))
-        leave_out(a, w, s, row, tile);
+            s[n][e] = reciprocal(1 + exp2_fast(s[n][e] * inner));
+    leave_out_at_edges(a, w, s, tile, OUT);
+#pragma unroll
+    for (int n = 0; n < FB_BN / 8; n++) {
+        const float2 top = *(const float2 *)(lse + n * 8 + FB_LANE % 4 * 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float slopes[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float *cell = &s[n][2 * half + e];
+                const float y = *cell;
+                slopes[e] = 4 * y * (1 - y);
+                *cell = y == OUT ? 0 : exp2_fast(fmaf(outer, fmaf(-2, y, 1), e ? -top.y : -top.x));
+            }
+            weights[n / 2][n % 2 * 2 + half] = pack(s[n][2 * half] * slopes[0], s[n][2 * half + 1] * slopes[1]);
+        }
+    }
+#else
+    leave_out_at_edges(a, w, s, tile, -FB_INFINITY);
 #pragma unroll
     for (int n = 0; n < FB_BN / 8; n++) {
         const float2 top = *(const float2 *)(lse + n * 8 + FB_LANE % 4 * 2);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            s[n][e] = exp2_fast(fmaf(s[n][e], factor, e % 2 ? -top.y : -top.x));
+            s[n][e] = exp2_fast(fmaf(s[n][e], a->scale_log2, e % 2 ? -top.y : -top.x));
     }
+#endif
 }
 
 FB_FN float half_of(fb_u32 pair, int e) { return to_float((element)(pair >> 16 * e)); }
 
-#if FB_OPTIONS & FB_SOFTCAP
-// The derivative of the softcap, 1 - tanh^2, from P: log2 P + LSE is the capped score.
-FB_FN float slope_of(const fb__args *a, float P, float lse) {
-    const float t = (log2_fast(P) + lse) * (a->softcap_inverse * FB_LN2);
-    return P > 0 ? fmaxf(fmaf(-t, t, 1), 0) : 0;
-}
-#endif
-
-// From dP' to dS', with P' as operands.
-FB_FN void make_ds(const fb__args *a, float (*s)[4], fb_u32 (*p)[4], const float *lse, const float *delta) {
+// From dP' to dS'.
+FB_FN void make_ds(float (*s)[4], fb_u32 (*weights)[4], const float *delta) {
 #pragma unroll
     for (int n = 0; n < FB_BN / 8; n++) {
         const float2 sum = *(const float2 *)(delta + n * 8 + FB_LANE % 4 * 2);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const fb_u32 pair = p[n / 2][n % 2 * 2 + half];
-            const float x = half_of(pair, 0), y = half_of(pair, 1);
+            const fb_u32 pair = weights[n / 2][n % 2 * 2 + half];
             float *d = &s[n][2 * half];
-            d[0] = x * (d[0] - sum.x), d[1] = y * (d[1] - sum.y);
-#if FB_OPTIONS & FB_SOFTCAP
-            const float2 top = *(const float2 *)(lse + n * 8 + FB_LANE % 4 * 2);
-            d[0] *= slope_of(a, x, top.x), d[1] *= slope_of(a, y, top.y);
-#endif
+            d[0] = half_of(pair, 0) * (d[0] - sum.x), d[1] = half_of(pair, 1) * (d[1] - sum.y);
         }
     }
 }

@@ -36,7 +36,7 @@ FB_FN void wait_gradients(const place *at, unsigned char *memory, fb_u32 n) {
 // P' and dV.
 FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *memory, fb_u32 *count) {
     const fb_u32 base = smem_address(memory);
-    fb_u32 p[FB_BN / 16][4];
+    fb_u32 p[FB_BN / 16][4], weights[FB_BN / 16][4];
     fb_u32 n = *count;
 
     wait_queries(at, memory, n);
@@ -46,16 +46,17 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
     settle(t->s[0], FB_BN / 2);
     for (;; n++) {
         const passing tile = *passing_of(memory, stage_of(n));
-        make_p(a, &at->w, t->s, (const float *)(memory + LSE_AT(stage_of(n))), tile);
+        make_p(a, &at->w, t->s, weights, (const float *)(memory + LSE_AT(stage_of(n))), tile);
         products_wait(0);
         settle(t->d[0], FB_DV / 2);
         if (!(tile.flags & FIRST))
             release(base + O_EMPTY(stage_of(n + FB_BUFFERS - 1)));
         to_steps(p, t->s, FB_BN);
+        fb_u32(*sent)[4] = FB_OPTIONS & FB_SOFTCAP ? weights : p;
         barrier_wait(base + P_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
 #pragma unroll
         for (int k = 0; k < FB_BN / 16; k++)
-            store16(place_of_p(base, n) + k * 2048, make_uint4(p[k][0], p[k][1], p[k][2], p[k][3]));
+            store16(place_of_p(base, n) + k * 2048, make_uint4(sent[k][0], sent[k][1], sent[k][2], sent[k][3]));
         barrier_arrive(base + P_FULL(n % S_STAGES));
         release(base + Q_EMPTY(stage_of(n)));
         wait_gradients(at, memory, n);
@@ -99,8 +100,7 @@ FB_FN void derive(const fb__args *a, const place *at, sums *t, unsigned char *me
             const uint4 x = load16(place_of_p(base, n) + k * 2048);
             p[k][0] = x.x, p[k][1] = x.y, p[k][2] = x.z, p[k][3] = x.w;
         }
-        make_ds(a, t->s, p, (const float *)(memory + LSE_AT(stage_of(n))),
-                (const float *)(memory + DELTA_AT(stage_of(n))));
+        make_ds(t->s, p, (const float *)(memory + DELTA_AT(stage_of(n))));
         to_steps(p, t->s, FB_BN);
         barrier_wait(base + S_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
         store_ds(base + S_AT + n % S_STAGES * S_BYTES, p);

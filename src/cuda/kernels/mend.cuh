@@ -81,10 +81,10 @@ FB_FN bool mend_cell(const fb__args *a, const work *w, int head, int i, int j, f
     const float score = mend_score(a, w, head, S, i, j, &slope);
     if (score == -FB_INFINITY)
         return false;
-    *P = exp2_fast(score - lse);
+    const float p = exp2_fast(score - lse);
     const float dP = mend_dot(row_at(query_rows_of(a->dout, w, head), i), row_at(key_rows(a->v, w), j), a->head_dim_v);
-    *dS = mend_round(*P * (dP - a->delta[at]) * slope);
-    *P = mend_round(*P);
+    *P = mend_round(p);
+    *dS = mend_round(mend_round(p * slope) * (dP - a->delta[at]));
     return true;
 }
 
