@@ -40,7 +40,7 @@ static const char *const rows[] = {
 
     /* Several tiles on either side, where these have up to 192 rows. */
     "bf16.b1h2k1.q{200k300,300k200}.d{64,96,128,192,192v128,256}{,.causal}",
-    "f16.b2h2k1.q260k260.d{64,128}.{packed.causal,lensq.lensk,softcap2,block32x32,causal.left100,sinks."
+    "f16.b2h2k1.q260k260.d{64,128}.{packed.causal,lensq.lensk,softcap2,block128x128,causal.left100,sinks."
     "dsinks."
     "dlse}",
 

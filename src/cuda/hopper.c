@@ -25,7 +25,8 @@ static const row rows[] = {
     {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
     {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
     {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, 0, FITS},
-    {FORWARD,  192, 192, 1,  8, 112, 2, 24, 240, 0, 0, 0, FITS},
+    {FORWARD,  192, 192, 0,  8, 112, 2, 24, 240, 0, 0, 0, FITS},
+    {FORWARD,  192, 192, 1,  8,  64, 2, 24, 240, 0, 0, 0, FITS},
     {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, 0, FITS},
     {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, 0, FITS},
 
@@ -44,6 +45,7 @@ static const row rows[] = {
 enum { ROWS = sizeof rows / sizeof *rows };
 
 #define PAIR_LEN 256 /* keys that a pair of blocks has; shorter sequences would leave one without */
+#define BLOCK 128    /* what the tiles of rows that take options divide: none has a part of a block */
 #define PAD 128      /* FB_PAD of hopper_tiles.cuh */
 
 /* ---- Rows ---- */
@@ -108,6 +110,8 @@ static const char *refusal(const fb__cuda_state *s, const fb__problem *p) {
         return "those for sm_90a take f16 and bf16";
     if (s->options & (FB_BIASED | FB_MASKED))
         return "those for sm_90a take neither a bias nor a boolean mask";
+    if (s->options & FB_BLOCKED && (d->block_q % BLOCK || d->block_k % BLOCK))
+        return "those for sm_90a take block masks whose blocks are multiples of 128";
     if (d->head_dim % 8 || d->head_dim_v % 8 || d->head_dim > 256 || d->head_dim_v > 256 || d->head_dim < 1 ||
         d->head_dim_v < 1)
         return "those for sm_90a take head dims up to 256 that are multiples of 8";

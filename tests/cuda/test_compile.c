@@ -106,7 +106,7 @@ static const struct {
     {"dkdv.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 320, 288, PARTS},
     {"hopper_forward.cu 16 bits D 64, 192 x 128, 12 x 1 x 1 warps, 2 buffers", 16, 0, BETWEEN},
     {"hopper_forward.cu 16 bits D 256, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 32, BETWEEN},
-    {"hopper_backward.cu 16 bits D 128, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 48, 32, BETWEEN},
+    {"hopper_backward.cu 16 bits D 128, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 48, 256, CELLS},
     {"hopper_backward.cu 16 bits D 64, 128 x 128, 8 x 1 x 1 warps, 2 buffers", 32, 0, BETWEEN},
     {"hopper_split.cu 16 bits D 256, 64 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 48, BETWEEN},
 };

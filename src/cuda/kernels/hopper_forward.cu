@@ -59,12 +59,6 @@ FB_FN void load_keys(const fb__args *a, const fb_maps *maps, unsigned char *memo
             flags |= EDGE;
         if (first < at->seen_lo || min(first + FB_BN, (int)(a->cu_k ? a->total_k - y : a->len_k)) > at->seen_hi)
             flags |= UNSEEN;
-#if FB_OPTIONS & FB_BLOCKED
-        extras x = extras_of(a, w->b, w->head);
-        if (blocks_state(a, x.blocks, w->first, clamp(w->first + FB_BM, 0, w->len_q), first,
-                         clamp(first + FB_BN, 0, w->len_k)) != 2)
-            flags |= BLOCKS;
-#endif
         barrier_wait(base + K_EMPTY(kv->stage), kv->parity);
         passing_of(memory, kv->stage)->first = first, passing_of(memory, kv->stage)->flags = flags;
         barrier_expect(base + K_FULL(kv->stage), K_BYTES);
@@ -126,7 +120,7 @@ typedef struct state {
 } state;
 
 // What does not count becomes -inf. row: the warp's first, k: the tile's first key.
-FB_FN void leave_out(const fb__args *a, const work *w, state *t, int row, int k, bool blocks) {
+FB_FN void leave_out(const work *w, state *t, int row, int k) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int r = row + half * 8 + FB_LANE / 4, c = FB_LANE % 4 * 2;
@@ -138,16 +132,6 @@ FB_FN void leave_out(const fb__args *a, const work *w, state *t, int row, int k,
             for (int e = 0; e < 2; e++)
                 if (n * 8 + e < lo || n * 8 + e >= hi)
                     t->s[n][2 * half + e] = -FB_INFINITY;
-#if FB_OPTIONS & FB_BLOCKED
-        if (!blocks || r >= w->rows)
-            continue;
-        const extras x = extras_of(a, w->b, w->head);
-        const fb_u8 *live = x.blocks + (fb_i64)(r / (int)a->block_q) * blocks_of_keys(a);
-#pragma unroll
-        for (int n = 0; n < FB_BN / 8; n++) // blocks begin at multiples of 16
-            if (k + n * 8 < w->len_k && !live[(k + n * 8) / (int)a->block_k])
-                t->s[n][2 * half] = t->s[n][2 * half + 1] = -FB_INFINITY;
-#endif
     }
 }
 
@@ -240,8 +224,8 @@ FB_FN bool soften(const fb__args *a, const work *w, state *t, int row, passing t
         for (int e = 0; e < 4; e++)
             t->s[n][e] = outer * tanh_fast(t->s[n][e] * inner);
 #endif
-    if (tile.flags & (EDGE | BLOCKS) && (tile.flags & BLOCKS || __any_sync(~0u, at_edge(w, row, tile.first))))
-        leave_out(a, w, t, row, tile.first, tile.flags & BLOCKS);
+    if (tile.flags & EDGE && __any_sync(~0u, at_edge(w, row, tile.first)))
+        leave_out(w, t, row, tile.first);
     const bool grown = raise_maximum(a, t, &factor);
     exponentials(t, factor);
     return grown;

@@ -117,12 +117,6 @@ FB_FN void load_queries(const fb__args *a, const fb_maps *maps, unsigned char *m
             flags |= EDGE;
         if (first < at->seen_lo || min(first + FB_BN, exist) > at->seen_hi)
             flags |= UNSEEN;
-#if FB_OPTIONS & FB_BLOCKED
-        extras x = extras_of(a, w->b, head);
-        if (blocks_state(a, x.blocks, first, clamp(first + FB_BN, 0, w->len_q), w->first,
-                         clamp(w->first + KEYS, 0, w->len_k)) != 2)
-            flags |= BLOCKS;
-#endif
         const fb_i64 stat = padded_stat(a, w, head, first);
         barrier_wait(base + Q_EMPTY(now->stage), now->parity);
         passing *p = passing_of(memory, now->stage);
@@ -220,7 +214,7 @@ FB_FN void begin_sums(float (*d)[4], fb_u32 (*p)[4], fb_u32 B, const int COLUMNS
 }
 
 // Cells that do not count become `out`. row: the warp's first key.
-FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, passing tile, float out) {
+FB_FN void leave_out(const work *w, float (*s)[4], int row, passing tile, float out) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int j = row + half * 8 + FB_LANE / 4, c = FB_LANE % 4 * 2;
@@ -232,17 +226,6 @@ FB_FN void leave_out(const fb__args *a, const work *w, float (*s)[4], int row, p
             for (int e = 0; e < 2; e++)
                 if (n * 8 + e < lo || n * 8 + e >= hi)
                     s[n][2 * half + e] = out;
-#if FB_OPTIONS & FB_BLOCKED
-        if (!(tile.flags & BLOCKS) || j >= w->len_k)
-            continue;
-        const extras x = extras_of(a, w->b, tile.head);
-        const fb_u8 *live = x.blocks + j / (int)a->block_k;
-#pragma unroll
-        for (int n = 0; n < FB_BN / 8; n++) // blocks begin at multiples of 16
-            if (tile.first + n * 8 < w->len_q &&
-                !live[(fb_i64)((tile.first + n * 8) / (int)a->block_q) * blocks_of_keys(a)])
-                s[n][2 * half] = s[n][2 * half + 1] = out;
-#endif
     }
 }
 
@@ -252,10 +235,10 @@ FB_FN bool at_edge(const work *w, int row, int q0) {
              row + 16 <= w->band.len_k);
 }
 
-FB_FN void leave_out_at_edges(const fb__args *a, const work *w, float (*s)[4], passing tile, float out) {
+FB_FN void leave_out_at_edges(const work *w, float (*s)[4], passing tile, float out) {
     const int row = w->first + KEYS_OF_WARP;
-    if (tile.flags & (EDGE | BLOCKS) && (tile.flags & BLOCKS || __any_sync(~0u, at_edge(w, row, tile.first))))
-        leave_out(a, w, s, row, tile, out);
+    if (tile.flags & EDGE && __any_sync(~0u, at_edge(w, row, tile.first)))
+        leave_out(w, s, row, tile, out);
 }
 
 // From S' to P'. `weights` becomes, as operands, what dS' is dP' - delta times: P' times the derivative of the softcap.
@@ -270,7 +253,7 @@ FB_FN void make_p(const fb__args *a, const work *w, float (*s)[4], fb_u32 (*weig
 #pragma unroll
         for (int e = 0; e < 4; e++)
             s[n][e] = reciprocal(1 + exp2_fast(s[n][e] * inner));
-    leave_out_at_edges(a, w, s, tile, OUT);
+    leave_out_at_edges(w, s, tile, OUT);
 #pragma unroll
     for (int n = 0; n < FB_BN / 8; n++) {
         const float2 top = *(const float2 *)(lse + n * 8 + FB_LANE % 4 * 2);
@@ -288,7 +271,7 @@ FB_FN void make_p(const fb__args *a, const work *w, float (*s)[4], fb_u32 (*weig
         }
     }
 #else
-    leave_out_at_edges(a, w, s, tile, -FB_INFINITY);
+    leave_out_at_edges(w, s, tile, -FB_INFINITY);
 #pragma unroll
     for (int n = 0; n < FB_BN / 8; n++) {
         const float2 top = *(const float2 *)(lse + n * 8 + FB_LANE % 4 * 2);
@@ -384,7 +367,8 @@ FB_FN bool write_rows(const fb__args *a, const work *w, fb__view to, float (*x)[
 FB_FN void begin_dq(float (*d)[4], fb_u32 S, fb_u32 K, bool add) {
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
-        products_tn(64, d[0], operand(S + k * 2048, 16), operand(K + k * 2048, FB_PANEL_BYTES(KEYS)), add || k > 0);
+        products_tn(64, d[0], operand(S + k * 2048, FB_PANEL_BYTES(64)), operand(K + k * 2048, FB_PANEL_BYTES(KEYS)),
+                    add || k > 0);
 }
 
 FB_FN void end_dq(float (*d)[4]) {

@@ -85,8 +85,7 @@ typedef struct passing {
 
 #define LAST 1   // of those of this place
 #define EDGE 2   // the band leaves out some of the cells
-#define BLOCKS 4 // the block mask does
-#define FIRST 16 // of those of this place
+#define FIRST 4  // of those of this place
 #define UNSEEN 8 // it holds rows that take no part, and the tensor has them
 
 // Rows that take no part become 0 in a tile, by all warpgroups that use it: their weights are 0, and no number times 0
