@@ -261,12 +261,15 @@ static fb_status load_kernels(fb__cuda_state *s) {
 /* Everything that a plan holds besides the context: needs that to be current. */
 static fb_status fill(fb__cuda_state *s, const fb__problem *p) {
     FB_TRY(load_kernels(s));
+    FB_TRY(fb__hopper_prepare(s, p));
     return s->route == FB_UNFUSED ? fb__unfused_prepare(s, p) : FB_OK;
 }
 
 /* Without the device's context current its code and cuBLAS's handle go with that context. */
 static void clear(fb__cuda_state *s, bool in_context) {
     fb__unfused_drop(s, in_context);
+    if (in_context)
+        fb__hopper_drop(s);
     for (int k = 0; k < FB__KERNEL_COUNT && in_context; k++)
         if (s->kernels[k].module)
             s->driver.cuModuleUnload(s->kernels[k].module);

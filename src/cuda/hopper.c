@@ -4,6 +4,7 @@
  * one that computes; how many of the exponentials come from products; turns; pairs of blocks. */
 #include "hopper.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct row {
@@ -30,11 +31,9 @@ static const row rows[] = {
     {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, 0, FITS},
     {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, 0, FITS},
 
-    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, 1, FITS},
     {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, 0, FITS},
     {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, 0, FITS},
     {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
-    {BACKWARD, 128, 128, 0,  8,  64, 2, 32, 208, 0, 0, 1, FITS},
     {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
 
     {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
@@ -216,6 +215,137 @@ static fb_status start(const fb__cuda_state *s, fb__kernel kernel, int64_t tiles
                              k->spec.shared_bytes, stream, parameters);
 }
 
+/* ---- Who takes which tile ---- */
+
+/* Tiles of one pass. */
+typedef struct deal {
+    const fb__problem *p;
+    bool keys;
+    int tile, passing; /* rows of a tile, and of one that passes by */
+    int64_t slots, heads, takers;
+} deal;
+
+/* How long a block has to do with a tile, in tiles that pass by; a begin and an end are about two. */
+static int64_t cost(const deal *d, int64_t slot) {
+    const fb_desc *desc = &d->p->d;
+    const int64_t off = (fb__has(d->p, FB_TOP_LEFT) ? 0 : desc->len_k - desc->len_q) + desc->position_offset;
+    const fb__band band = {desc->len_q, desc->len_k, off, desc->window.left, desc->window.right};
+    const int64_t from = slot * d->tile;
+    const fb__range seen = d->keys ? fb__band_queries_of(band, from, from + d->tile)
+                                   : fb__band_keys_of(band, from, from + d->tile);
+    return ((seen.hi + d->passing - 1) / d->passing - seen.lo / d->passing) * (d->keys ? d->p->group : 1) + 2;
+}
+
+/* Slots of a head, the longest first. */
+static void sort_slots(const deal *d, int64_t *costs, int *slots) {
+    for (int n = 0; n < d->slots; n++) {
+        int at = n;
+        costs[n] = cost(d, n);
+        for (; at > 0 && costs[slots[at - 1]] < costs[n]; at--)
+            slots[at] = slots[at - 1];
+        slots[at] = n;
+    }
+}
+
+/* Each tile goes to the block that has least to do: what blocks would take from a common counter. Heads come
+ * in sections, so that what passes by is in the second-level cache for all blocks that want it, and there
+ * long tiles first; a section is long enough for the last one to end evenly. */
+static int64_t deal_out(const deal *d, const int64_t *costs, const int *slots, int64_t *load, int64_t *count,
+                        unsigned *order) {
+    const fb_desc *desc = &d->p->d;
+    const double CACHE_BYTES = 32e6;
+    const double rows_of_it = d->keys ? (double)d->p->group * (double)desc->len_q : (double)desc->len_k;
+    const double group = d->keys ? 1 : (double)d->p->group;
+    int64_t section = (int64_t)(CACHE_BYTES / (rows_of_it * (double)(desc->head_dim + desc->head_dim_v) * 2) *
+                                group),
+            least = (8 * d->takers + d->slots - 1) / d->slots, rounds = 0;
+    section = section > least ? section : least;
+    for (int64_t head = 0; head < d->heads; head += section) {
+        const int64_t end = head + section < d->heads ? head + section : d->heads;
+        for (int n = 0; n < d->slots; n++)
+            for (int64_t h = head; h < end; h++) {
+                int64_t to = 0;
+                for (int64_t t = 1; t < d->takers; t++)
+                    to = load[t] < load[to] ? t : to;
+                load[to] += costs[slots[n]];
+                if (order)
+                    order[count[to] * d->takers + to] = (unsigned)(h * d->slots + slots[n]);
+                rounds = ++count[to] > rounds ? count[to] : rounds;
+            }
+    }
+    return rounds;
+}
+
+static fb_status upload(fb__cuda_state *s, fb__pass pass, const unsigned *order, size_t bytes) {
+    FB__CU_TRY(&s->driver, cuMemAlloc, (&s->hopper_order[pass], bytes));
+    FB__CU_TRY(&s->driver, cuMemcpyHtoD, (s->hopper_order[pass], order, bytes));
+    return FB_OK;
+}
+
+static fb_status deal_pass(fb__cuda_state *s, fb__pass pass, const deal *d) {
+    const size_t takers = (size_t)d->takers, slots = (size_t)d->slots;
+    int64_t *numbers = calloc(2 * takers + slots, sizeof *numbers);
+    int *sorted = calloc(slots, sizeof *sorted);
+    fb_status status = numbers && sorted ? FB_OK
+                                         : fb__error(FB_MEMORY, "no memory to deal out %lld tiles",
+                                                     (long long)(d->slots * d->heads));
+    if (status == FB_OK) {
+        int64_t *load = numbers, *count = load + takers, *costs = count + takers;
+        sort_slots(d, costs, sorted);
+        s->hopper_rounds[pass] = deal_out(d, costs, sorted, load, count, NULL);
+        const size_t bytes = (size_t)s->hopper_rounds[pass] * takers * sizeof(unsigned);
+        unsigned *order = malloc(bytes);
+        if (order) {
+            memset(order, 0xff, bytes);
+            memset(numbers, 0, 2 * takers * sizeof *numbers);
+            deal_out(d, costs, sorted, load, count, order);
+            status = upload(s, pass, order, bytes);
+        } else
+            status =
+                fb__error(FB_MEMORY, "no memory to deal out %lld tiles", (long long)(d->slots * d->heads));
+        free(order);
+    }
+    free(numbers), free(sorted);
+    return status;
+}
+
+#define MOST_DEALT (1 << 16) /* tiles: more of them even out by themselves */
+
+fb_status fb__hopper_prepare(fb__cuda_state *s, const fb__problem *p) {
+    for (int pass = 0; pass < 2; pass++) {
+        const fb__loaded *k = &s->kernels[pass == FB__FORWARD ? FORWARD : s->hopper_backward];
+        const int together = 1 + k->spec.PAIR, tile_rows = k->spec.BM * (pass == FB__FORWARD ? 1 : together);
+        if (*s->not_hopper[pass] || fb__has(p, FB_PACKED) ||
+            (p->d.window.left == FB_UNBOUNDED && p->d.window.right == FB_UNBOUNDED))
+            continue;
+        deal d = {.p = p, .keys = pass == FB__BACKWARD, .tile = tile_rows, .passing = k->spec.BN};
+        d.slots = fb__launch_slots(p, d.keys, false, tile_rows);
+        d.heads = (d.keys ? p->d.heads_kv : p->d.heads_q) * p->d.batch;
+        d.takers = s->gpu.sms / together;
+        if (d.slots > MOST_DEALT || d.heads > MOST_DEALT || d.slots * d.heads > MOST_DEALT ||
+            d.slots * d.heads <= d.takers)
+            continue;
+        FB_TRY(deal_pass(s, (fb__pass)pass, &d));
+    }
+    return FB_OK;
+}
+
+void fb__hopper_drop(fb__cuda_state *s) {
+    for (int pass = 0; pass < 2; pass++)
+        if (s->hopper_order[pass])
+            s->driver.cuMemFree(s->hopper_order[pass]);
+    s->hopper_order[0] = s->hopper_order[1] = 0;
+}
+
+/* Counts tiles, and says who takes them. */
+static int64_t take(const fb__cuda_state *s, const fb__problem *p, fb__pass pass, int tile_rows,
+                    fb__args *a) {
+    const int64_t tiles = fb__launch_tiles(s, p, pass == FB__BACKWARD, tile_rows, a);
+    a->order = (unsigned *)(uintptr_t)s->hopper_order[pass], a->rounds = s->hopper_rounds[pass];
+    a->section = 0;
+    return tiles;
+}
+
 fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void *stream, fb__args *a) {
     const fb__spec *spec = &s->kernels[FORWARD].spec;
     const fb_desc *d = &p->d;
@@ -226,7 +356,7 @@ fb_status fb__hopper_forward(const fb__cuda_state *s, const fb__problem *p, void
     FB_TRY(encode(s, &maps.k, p, a->k, d->head_dim, rows_k(p), d->heads_kv, spec->BN));
     FB_TRY(encode(s, &maps.v, p, a->v, d->head_dim_v, rows_k(p), d->heads_kv, spec->BN));
     void *parameters[] = {a, &maps};
-    return start(s, FORWARD, fb__launch_tiles(s, p, false, spec->BM, a), stream, parameters);
+    return start(s, FORWARD, take(s, p, FB__FORWARD, spec->BM, a), stream, parameters);
 }
 
 /* ---- The backward ---- */
@@ -254,8 +384,10 @@ void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end) {
 static fb_status start_rows(const fb__cuda_state *s, int function, const fb__problem *p, void *stream,
                             fb__args *a) {
     void *parameters[] = {a};
-    return fb__launch_kernel(s, s->hopper_functions[function], fb__launch_tiles(s, p, false, PAD, a), 1,
-                             s->kernels[HOPPER_ROWS].spec.THREADS, 0, stream, parameters);
+    const int64_t tiles = fb__launch_tiles(s, p, false, PAD, a);
+    a->section = 0;
+    return fb__launch_kernel(s, s->hopper_functions[function], tiles, 1, s->kernels[HOPPER_ROWS].spec.THREADS,
+                             0, stream, parameters);
 }
 
 fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io, fb__args *a) {
@@ -274,8 +406,8 @@ fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, con
     FB_TRY(encode(s, &maps.dout, p, a->dout, d->head_dim_v, rows_q(p), d->heads_q, spec->BN));
     FB_TRY(start_rows(s, FB__HOPPER_DELTA, p, io->stream, a));
     void *parameters[] = {a, &maps};
-    FB_TRY(start(s, s->hopper_backward, fb__launch_tiles(s, p, true, spec->BM * (1 + spec->PAIR), a),
-                 io->stream, parameters));
+    FB_TRY(start(s, s->hopper_backward, take(s, p, FB__BACKWARD, spec->BM * (1 + spec->PAIR), a), io->stream,
+                 parameters));
     if (a->dq.at)
         FB_TRY(start_rows(s, FB__HOPPER_DQ, p, io->stream, a));
     if (!fb__has(p, FB_DSINKS))

@@ -9,6 +9,11 @@
 /* Fills the specs of these kernels, or s->not_hopper. Needs device, route and options. */
 void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p);
 
+/* Deals out the tiles of both passes to blocks, in memory of the plan's own; and frees that. In the context.
+ */
+fb_status fb__hopper_prepare(fb__cuda_state *s, const fb__problem *p);
+void fb__hopper_drop(fb__cuda_state *s);
+
 /* May the pass of a call take them: are they there, and do the tensors lie at multiples of 16 bytes? */
 bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a);
 

@@ -58,7 +58,9 @@ typedef struct fb__cuda_state {
     int options; /* of scores: FB_SOFTCAP | ... of shared/args.h */
     fb__loaded kernels[FB__KERNEL_COUNT];
     fb__kernel hopper_backward; /* which of the two that there are for sm_90a */
-    fb__why not_hopper[2];      /* for each pass: why the kernels for all GPUs run */
+    uint64_t hopper_order[2];   /* device memory, or 0: for each pass, see fb__args.order */
+    int64_t hopper_rounds[2];
+    fb__why not_hopper[2]; /* for each pass: why the kernels for all GPUs run */
     void *row_functions[FB__ROW_COUNT], *unfused_functions[FB__UNFUSED_COUNT],
         *reference_functions[FB__REFERENCE_COUNT], *hopper_functions[FB__HOPPER_COUNT];
     fb__unfused_plan unfused;

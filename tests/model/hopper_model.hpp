@@ -459,6 +459,8 @@ static inline void products_wait(int pending) {
     });
 }
 static inline void settle(float *, int) {}
+static inline void made_before(bool) {}
+static inline fb_u32 all_bits(const fb_u32 *, int) { return 0; }
 static inline fb_u64 operand(fb_u32 at, fb_u32 stride) {
     return (fb_u64)((at & 0x3ffff) >> 4) | (fb_u64)(stride >> 4) << 16 | (fb_u64)(1024 >> 4) << 32 | (fb_u64)1 << 62;
 }

@@ -174,11 +174,27 @@ FB_FN void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :
 // Until at most `pending` of the latest groups are under way.
 #define products_wait(pending) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory")
 
-// Keeps uses of what products have left in registers behind the wait.
+// Keeps uses of what products have left in registers behind the wait for them.
 FB_FN void settle(float *d, const int COUNT) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// What is made beside products has to be made before the wait for them. The compiler puts it behind the wait, where it
+// is used first, unless the way that the warp takes depends on all of it: on something that is rarely or never so.
+FB_FN void made_before(bool rare) {
+    if (__any_sync(~0u, rare))
+        asm volatile("nanosleep.u32 0;");
+}
+
+// All bits of some words.
+FB_FN fb_u32 all_bits(const fb_u32 *x, const int COUNT) {
+    fb_u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        bits |= x[i];
+    return bits;
 }
 
 #if FB_TYPE == FB_TYPE_F16

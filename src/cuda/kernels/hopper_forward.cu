@@ -78,8 +78,8 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
     ring kv = {0, 1};
     fb_u32 n = 0;
     for (fb_u32 round = 0;; round++) {
-        const bool end = round * FB_TAKERS >= tiles;
-        const fb_u32 x = tile_of_round(a, round);
+        const bool end = rounds_end(a, round);
+        const fb_u32 x = end ? 0 : tile_of_round(a, round);
         if (!end && x >= tiles)
             continue;
         barrier_wait(base + Q_EMPTY, n % 2 ^ 1);
@@ -228,6 +228,7 @@ FB_FN bool soften(const fb__args *a, const work *w, state *t, int row, passing t
         leave_out(w, t, row, tile.first);
     const bool grown = raise_maximum(a, t, &factor);
     exponentials(t, factor);
+    made_before(t->l[0] < 0 || t->l[1] < 0);
     return grown;
 }
 

@@ -140,8 +140,8 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
     ring now = {0, 1};
     fb_u32 n = 0;
     for (fb_u32 round = 0;; round++) {
-        const bool ends = round * FB_TAKERS >= tiles;
-        const fb_u32 x = tile_of_round(a, round);
+        const bool ends = rounds_end(a, round);
+        const fb_u32 x = ends ? 0 : tile_of_round(a, round);
         if (!ends && x >= tiles)
             continue;
         barrier_wait(base + KV_EMPTY, n % 2 ^ 1);

@@ -47,6 +47,7 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
     for (;; n++) {
         const passing tile = *passing_of(memory, stage_of(n));
         make_p(a, &at->w, t->s, weights, (const float *)(memory + LSE_AT(stage_of(n))), tile);
+        made_before(!all_bits((const fb_u32 *)t->s[0], FB_BN / 2));
         products_wait(0);
         settle(t->d[0], FB_DV / 2);
         if (!(tile.flags & FIRST))

@@ -8,12 +8,15 @@
 #define FB_PANEL_BYTES(rows) ((rows)*128)
 #define FB_SWIZZLED_BYTES(rows, columns) (FB_PANELS(columns) * FB_PANEL_BYTES(rows))
 
-// Blocks stay, and take one tile in each round. With long tiles first every other round goes backwards, so
-// that what a block gets adds up to about the same for all.
+// Blocks stay, and take one tile in each round: in turn, or, where tiles are of different lengths, as the host has
+// dealt them out. A number past the last tile is none.
 #define FB_TAKERS (gridDim.x / (1 + FB_PAIR)) // blocks, or pairs of them
+FB_FN bool rounds_end(const fb__args *a, fb_u32 round) {
+    return a->order ? round >= (fb_u32)a->rounds : round * FB_TAKERS >= (fb_u32)a->tiles;
+}
 FB_FN fb_u32 tile_of_round(const fb__args *a, fb_u32 round) {
-    const fb_u32 taker = blockIdx.x / (1 + FB_PAIR);
-    return round * FB_TAKERS + (a->section && round % 2 ? FB_TAKERS - 1 - taker : taker);
+    const fb_u32 n = round * FB_TAKERS + blockIdx.x / (1 + FB_PAIR);
+    return a->order ? a->order[n] : n;
 }
 
 // This thread's warpgroup, in a way that tells the compiler that it is the same for a warp: addresses that depend on it
