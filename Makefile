@@ -1,6 +1,7 @@
 # The index of what can be done here; the work is in CMakePresets.json, tests/CMakeLists.txt and tools/.
 .NOTPARALLEL:
-.PHONY: help run test check check-real check-gpu bench bench-peers lint format install asan tsan aarch64 fuzz clean setup ci
+.PHONY: help run test check check-real check-gpu bench bench-peers lint format install asan tsan aarch64 fuzz python wheel
+.PHONY: clean setup ci
 .PHONY: build dev test-setup test-gcc test-clang
 
 PREFIX ?= /usr/local
@@ -14,7 +15,7 @@ run: build ## A language model learns the project's own sources; then fused besi
 	build/release/flashback-train --overwrite
 	build/release/flashback-train --compare
 
-test: test-setup lint test-clang asan tsan test-gcc aarch64 ## Everything: lint, gcc, clang, sanitizers, valgrind, qemu
+test: test-setup lint test-clang asan tsan test-gcc aarch64 python ## Everything: lint, gcc, clang, sanitizers, valgrind, qemu, Python
 
 check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
 	cmake --preset dev && cmake --build --preset dev
@@ -56,6 +57,13 @@ aarch64: ## Tests of the NEON kernels: a cross build, run by qemu
 	@tools/setup.sh run aarch64
 	cmake --preset aarch64 && cmake --build --preset aarch64
 	ctest --preset aarch64
+
+python: build ## Tests of the Python package; makes a Python with PyTorch where there is none. PYTEST="-k sinks"
+	FLASHBACK_LIB=$(CURDIR)/build/release/libflashback.so bindings/python/test.sh $(PYTEST)
+
+wheel: setup ## The Python package as build/wheel/*.whl
+	@tools/setup.sh python
+	python3 -m pip wheel --no-deps --wheel-dir build/wheel .
 
 fuzz: test-setup ## Runs each fuzz target for FUZZ_SECONDS=60
 	cmake --preset fuzz && cmake --build --preset fuzz

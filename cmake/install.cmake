@@ -9,6 +9,12 @@ if(TARGET flashback)
     install(FILES man/flashback.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
 
+# In a wheel the library is a plain file beside the modules: wheels have no links, and nobody links against it there.
+if(FLASHBACK_PYTHON)
+    install(PROGRAMS $<TARGET_FILE:flashback_shared> DESTINATION flashback_attention COMPONENT python
+            RENAME libflashback${CMAKE_SHARED_LIBRARY_SUFFIX})
+endif()
+
 # A library by name becomes -lname; a path or an option stays as it is.
 set(pc_libs_private "")
 foreach(library IN LISTS library_needs)

@@ -4,6 +4,7 @@ option(FLASHBACK_OPENMP "Use OpenMP; without it every call runs on one thread" O
 option(FLASHBACK_CLI "Build the command line tool (needs jansson)" ON)
 option(FLASHBACK_TRAIN "Build flashback-train, a language model that learns (needs jansson and a BLAS)" ${PROJECT_IS_TOP_LEVEL})
 option(FLASHBACK_TESTS "Build the tests, and the command line tool for them (needs cmocka)" ${PROJECT_IS_TOP_LEVEL})
+option(FLASHBACK_PYTHON "Install the shared library into Python's package, for wheels" OFF)
 option(FLASHBACK_WERROR "Treat warnings as errors" OFF)
 option(FLASHBACK_FUZZ "Build tests/fuzz against libFuzzer (needs clang)" OFF)
 set(FLASHBACK_SANITIZE "" CACHE STRING "Sanitizers for everything, e.g. address,undefined or thread")

@@ -5,6 +5,7 @@
 #     nvrtc    the compiler of CUDA kernels, for tests where no toolkit has brought it; it needs no GPU
 #     aarch64  what the cross build for AArch64 and its tests need on top of `run`
 #     peers    what bench/peers needs to make a Python with PyTorch
+#     python   the same for the tests of the Python package, and what builds its wheel
 set -u
 
 missing=""
@@ -68,12 +69,17 @@ probe_peers() {
     need 'python3 -c "import venv, ensurepip"' python3-venv
 }
 
+probe_python() {
+    need 'python3 -c "import venv, ensurepip"' python3-venv
+    need 'python3 -m pip --version' python3-pip
+}
+
 probe() {
     missing=""
     for group in "$@"; do
         case $group in
-            run | test | nvrtc | aarch64 | peers) "probe_$group" ;;
-            *) echo "setup: no group '$group'; there are: run test nvrtc aarch64 peers" >&2 && exit 2 ;;
+            run | test | nvrtc | aarch64 | peers | python) "probe_$group" ;;
+            *) echo "setup: no group '$group'; there are: run test nvrtc aarch64 peers python" >&2 && exit 2 ;;
         esac
     done
 }

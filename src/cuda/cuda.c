@@ -143,13 +143,15 @@ static fb_status lay_out(fb__cuda_state *s, const fb__problem *p) {
                        s->chunks[1] > 1 ? (double)s->chunks[1] * stacked : 0};
     double bytes[2] = {parts[0] * 4 * s->kernels[FB__KERNEL_FORWARD].spec.DV,
                        parts[1] * 4 * s->kernels[FB__KERNEL_DQ].spec.D};
-    if (rows * 4 + parts[0] * 8 + bytes[0] + bytes[1] > 0x1p62)
+    if (rows * 12 + parts[0] * 8 + bytes[0] + bytes[1] > 0x1p62)
         return fb__error(FB_INVALID, "overflow: the workspace of this problem would not fit into 64 bits");
     size_t ends[2] = {0, 0};
     s->at_partial[0] = place(&ends[0], bytes[0]);
     s->at_partial_lse = place(&ends[0], parts[0] * 8);
     if (!fb__has(p, FB_FORWARD_ONLY)) {
         s->at_delta = place(&ends[1], rows * 4);
+        s->at_lse_log2 = place(&ends[1], rows * 4);
+        s->at_lse_rest = place(&ends[1], p->d.dtype == FB_F32 ? rows * 4 : 0);
         s->at_partial[1] = place(&ends[1], bytes[1]);
         if (!*s->not_hopper[FB__BACKWARD])
             fb__hopper_lay_out(s, p, &ends[1]);

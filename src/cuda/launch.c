@@ -23,31 +23,20 @@ int64_t fb__launch_slots(const fb__problem *p, bool keys, bool stacked, int tile
 
 static fb__view view(fb_ref ref, fb_strides s) { return (fb__view){fb__at(ref), s.batch, s.head, s.row}; }
 
-/* Does every row of the tensor start at a multiple of `bytes`? */
-static bool rows_at(fb__view t, size_t element, size_t bytes) {
+/* Does every row of the tensor start at a multiple of 16 bytes? */
+static bool rows_at_16(fb__view t, size_t element) {
     uint64_t all = (uint64_t)t.batch | (uint64_t)t.head | (uint64_t)t.row;
-    return (uintptr_t)t.at % bytes == 0 && all * element % bytes == 0;
+    return (uintptr_t)t.at % 16 == 0 && all * element % 16 == 0;
 }
 
 static void describe(fb__args *a, size_t element) {
     const struct {
         fb__view t;
-        size_t bytes;
         unsigned flag;
-    } rows[] = {{a->q, 16, FB_Q16},
-                {a->k, 16, FB_K16},
-                {a->v, 16, FB_V16},
-                {a->dout, 16, FB_DOUT16},
-                {a->out, 16, FB_OUT16},
-                {a->dq, 16, FB_DQ16},
-                {a->dk, 16, FB_DK16},
-                {a->dv, 16, FB_DV16},
-                {a->out, 2 * element, FB_OUT_PAIRS},
-                {a->dq, 2 * element, FB_DQ_PAIRS},
-                {a->dk, 2 * element, FB_DK_PAIRS},
-                {a->dv, 2 * element, FB_DV_PAIRS}};
+    } rows[] = {{a->q, FB_Q16},     {a->k, FB_K16},   {a->v, FB_V16},   {a->dout, FB_DOUT16},
+                {a->out, FB_OUT16}, {a->dq, FB_DQ16}, {a->dk, FB_DK16}, {a->dv, FB_DV16}};
     for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
-        if (rows_at(rows[n].t, element, rows[n].bytes))
+        if (rows_at_16(rows[n].t, element))
             a->flags |= rows[n].flag;
 }
 
@@ -104,6 +93,8 @@ fb__args fb__launch_arguments(const fb__cuda_state *s, const fb__problem *p, fb_
         a.dq = view(io->dq, d->dq), a.dk = view(io->dk, d->dk), a.dv = view(io->dv, d->dv);
         a.dbias = view(io->dbias, d->dbias);
         a.dlse = fb__at(io->dlse), a.dsinks = fb__at(io->dsinks), a.delta = (float *)(work + s->at_delta);
+        if (s->at_lse_log2) /* the other routes do without */
+            a.lse_log2 = (float *)(work + s->at_lse_log2), a.lse_rest = (float *)(work + s->at_lse_rest);
     }
     describe(&a, fb__dtype_bytes(d->dtype));
     return a;
@@ -134,24 +125,28 @@ static fb_status start(const launch *l, void *function, int64_t blocks, int64_t 
 }
 
 /* Heads whose tiles come sorted by length, the long ones first, where they differ: as many as the cache holds
- * what passes by of, whole groups of them. 0: head after head. */
-static int64_t section(const fb__problem *p, bool keys, bool stacked) {
+ * what passes by of, whole groups of them; but so many that the last of such sections ends with short tiles
+ * while others still run: a long one that begins late would run alone. 0: head after head. */
+static int64_t section(const fb__cuda_state *s, const fb__problem *p, bool keys, int64_t slots) {
     const fb_desc *d = &p->d;
-    const double CACHE_BYTES = 32e6;
-    if (d->window.right == FB_UNBOUNDED || d->window.left != FB_UNBOUNDED || fb__has(p, FB_PACKED) || stacked)
+    const double CACHE_BYTES = 32e6, BLOCKS_OF_SM = 2, LONG_TILES = 2;
+    if (d->window.right == FB_UNBOUNDED || d->window.left != FB_UNBOUNDED || fb__has(p, FB_PACKED) ||
+        s->stacked)
         return 0;
     const double group = p->group ? (double)p->group : 1, columns = (double)(d->head_dim + d->head_dim_v);
-    const double rows = keys ? group * (double)d->len_q : (double)d->len_k;
+    const double rows = keys ? group * (double)d->len_q : (double)d->len_k, share = keys ? 1 : group;
     double heads = CACHE_BYTES / (rows * columns * (double)fb__dtype_bytes(d->dtype) + 1);
-    heads = heads < 1 ? 1 : heads;
-    heads = keys ? heads : heads * group;
+    heads = (heads < 1 ? 1 : heads) * share;
+    const double fewest = 2 * LONG_TILES * BLOCKS_OF_SM * s->gpu.sms / (double)(slots ? slots : 1);
+    while (heads < fewest)
+        heads += share;
     return heads < (double)(1 << 30) ? (int64_t)heads : 1 << 30;
 }
 
 int64_t fb__launch_tiles(const fb__cuda_state *s, const fb__problem *p, bool keys, int tile, fb__args *a) {
     const int64_t heads = keys || s->stacked ? p->d.heads_kv : p->d.heads_q;
     a->slots = fb__launch_slots(p, keys, s->stacked, tile);
-    a->section = section(p, keys, s->stacked);
+    a->section = section(s, p, keys, a->slots);
     a->tiles = a->slots * heads * (fb__has(p, FB_PACKED) && (keys || !s->stacked) ? 1 : p->d.batch);
     if (!p->d.batch)
         a->tiles = 0;
@@ -217,8 +212,9 @@ fb_status fb__launch_backward(const fb__cuda_state *s, const fb__problem *p, con
     fb__args a = fb__launch_arguments(s, p, FB__BACKWARD, io);
     if (fb__hopper_can(s, FB__BACKWARD, &a))
         return fb__hopper_backward(s, p, io, &a);
-    FB_TRY(fb__launch_delta(s, p, io->stream, &a));
-    if (!fb__has(p, FB_NO_DQ)) {
+    if (fb__has(p, FB_NO_DQ)) /* else fb_dq does it in passing */
+        FB_TRY(fb__launch_delta(s, p, io->stream, &a));
+    else {
         FB_TRY(start_tiles(&l, p, FB__KERNEL_DQ, s->chunks[FB__BACKWARD], &a));
         if (s->chunks[FB__BACKWARD] > 1)
             FB_TRY(start_rows(&l, FB__ROW_JOIN_DQ, stacked_rows(p), &a));

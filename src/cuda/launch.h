@@ -66,7 +66,7 @@ typedef struct fb__cuda_state {
     fb__unfused_plan unfused;
     char compiler[48], arch[16];
     int64_t chunks[2]; /* of the keys, for the passes' forward and dq kernels */
-    size_t at_delta, at_partial[2], at_partial_lse;
+    size_t at_delta, at_lse_log2, at_lse_rest, at_partial[2], at_partial_lse;
     size_t at_hopper_lse, at_hopper_delta, at_hopper_plain_delta, at_hopper_dq;
     size_t workspace;
 } fb__cuda_state;

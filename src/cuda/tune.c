@@ -59,7 +59,7 @@ static const row rows[] = {
     {DQ,      1, 1, 256, 1, 4, 1, 1,  16, 2, 1, FITS},
     {DQ,      1, 1, 576, 1, 4, 1, 1,  16, 1, 1, FITS},
 
-    {DKDV,    0, 0,  64, 4, 1, 1, 1,  64, 2, 3, H200},
+    {DKDV,    0, 0,  64, 4, 1, 1, 2,  32, 2, 2, H200},
     {DKDV,    0, 0, 128, 4, 1, 1, 1,  64, 2, 2, H200},
     {DKDV,    0, 0, 128, 4, 1, 1, 1,  32, 2, 1, FITS},
     {DKDV,    0, 0, 256, 4, 2, 1, 1,  32, 2, 1, FITS},
@@ -114,19 +114,24 @@ static int tile(const fb__spec *s, int rows_of_it, int columns) {
 
 static int larger(int a, int b) { return a > b ? a : b; }
 
-/* What the kernels' heads say, plus what their ends need. */
+/* Rows of results, as FB_ROOM_ROW in problem.cuh. */
+static int room(const fb__spec *s, int columns) { return s->BM * (columns + 4) * 4; }
+
+/* What the kernels' heads say, or what their ends need. */
 static int shared_bytes(fb__kernel kernel, const fb__spec *s) {
     int rows_own = tile(s, s->BM, s->D) + tile(s, s->BM, s->DV),
-        passing = tile(s, s->BN, s->D) + tile(s, s->BN, s->DV);
+        passing = tile(s, s->BN, s->D) + tile(s, s->BN, s->DV),
+        streams = s->STACK || s->D + s->DV > 512 ? 0 : 16 * s->THREADS;
     switch (kernel) {
     case FB__KERNEL_FORWARD:
-        return larger(tile(s, s->BM, s->D) + s->BUFFERS * passing,
+        return larger(larger(tile(s, s->BM, s->D) + s->BUFFERS * passing + streams, room(s, s->DV)),
                       (s->WK - 1) * s->WM * s->WN * 128 * (s->MI * (s->DV / s->WN / 2 + 4)));
     case FB__KERNEL_DQ:
-        return larger(rows_own + s->BUFFERS * passing,
+        return larger(larger(rows_own + s->BUFFERS * passing + streams + 12 * s->BM, room(s, s->D)),
                       (s->WK - 1) * s->WM * s->WN * 128 * s->MI * (s->D / s->WN / 2));
     case FB__KERNEL_DKDV:
-        return rows_own + s->BUFFERS * (passing + 12 * s->BN);
+        return larger(rows_own + s->BUFFERS * (passing + 12 * s->BN) + streams,
+                      larger(room(s, s->D), room(s, s->DV)));
     case FB__KERNEL_DBIAS:
         return larger(rows_own + passing, s->BM * s->BN * 4);
     default:

@@ -11,20 +11,15 @@ typedef struct fb__view {
     fb_i64 batch, head, row;
 } fb__view;
 
-/* fb__args.flags. The first ones say how a tensor lies: every row starts at a multiple of 16 bytes (reads in
- * pieces of 16), or of two elements (writes in pairs). */
+/* fb__args.flags. The first ones say how a tensor lies: every row starts at a multiple of 16 bytes. */
 #define FB_Q16 (1u << 0)
 #define FB_K16 (1u << 1)
 #define FB_V16 (1u << 2)
 #define FB_DOUT16 (1u << 3)
-#define FB_OUT_PAIRS (1u << 4)
-#define FB_DQ_PAIRS (1u << 5)
-#define FB_DK_PAIRS (1u << 6)
-#define FB_DV_PAIRS (1u << 7)
-#define FB_OUT16 (1u << 8)
-#define FB_DQ16 (1u << 9)
-#define FB_DK16 (1u << 10)
-#define FB_DV16 (1u << 11)
+#define FB_OUT16 (1u << 4)
+#define FB_DQ16 (1u << 5)
+#define FB_DK16 (1u << 6)
+#define FB_DV16 (1u << 7)
 #define FB_IS_TOP_LEFT (1u << 16)
 #define FB_ADDS (1u << 17)      /* gradients are added to what is there */
 #define FB_BIAS_COLS (1u << 18) /* the bias has a column for each key, not one for all */
@@ -45,6 +40,7 @@ typedef struct fb__args {
     fb__view q, k, v, out, dout, dq, dk, dv, bias, dbias, mask; /* .at = NULL: not part of the problem */
     float *lse, *dlse;            /* [batch, heads_q, len_q]; packed: [heads_q, total_q] */
     float *delta;                 /* the same: rowsum(dO * O) - dLSE, and 0 where nothing counts */
+    float *lse_log2, *lse_rest;   /* the same: LSE in base 2, and what that has rounded off */
     float *sinks, *dsinks;        /* [heads_q] */
     float *partial, *partial_lse; /* [chunks, rows, columns] and [chunks, rows] of keys cut into chunks */
     float *other_lse;             /* fb_merge: the second part */

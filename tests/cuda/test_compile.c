@@ -1,12 +1,12 @@
 /* Every row of tune.c as machine code, by the real NVRTC and without a GPU: it compiles without a warning,
  * spills no registers but where `allowed` says so, and declares no more shared memory than plans leave to it.
  *
- * That would take 20 minutes of two cores, so sm_90a has all rows, in both forms (plain, and with all
- * options); sm_80 all rows, the forms taking turns; the others one row of each kernel and size of elements,
- * another one for each; and f16 and bf16 take turns. `test_compile all` leaves nothing out, `test_compile
+ * For all architectures that would take 20 minutes of two cores. So sm_90a has all rows, those of 16 bits in
+ * both forms (plain, and with all options); sm_80 all rows in one; the others one row of each kernel and size
+ * of elements, another one for each: some 3 minutes. `test_compile all` leaves nothing out, `test_compile
  * list` prints what is spilled as rows of `allowed`, `test_compile hopper` has the rows of hopper.c only.
- * What was compiled before is in the cache, as the compiler's words. It is about the kernels only, so one
- * preset runs it (CMakePresets.json). Next: test_tune.c. */
+ * What was compiled before is in the cache, as the compiler's words. One preset runs it (CMakePresets.json),
+ * as it is about the kernels only. Next: test_tune.c. */
 #include "flashback.h"
 #include "src/base/text.h"
 #include "src/core/error.h"
@@ -32,7 +32,8 @@
 
 enum { KIB = 1024, STATIC_BYTES = 256, JOBS = 4096, ROW_WORDS = 96 };
 
-/* Which rows: all, plain and with all options; all, in one of the two forms; one of each kernel and size. */
+/* Which rows: all, those of 16-bit elements plain and with all options; all, in one of the two forms; one of
+ * each kernel and size of elements. */
 typedef enum share { BOTH_FORMS, ONE_FORM, ONE_EACH } share;
 
 static const struct {
@@ -152,17 +153,19 @@ static void add_row(int arch, int n, fb_dtype type, bool plain) {
         add(arch, kernel, &spec);
 }
 
-/* Of 16-bit elements one type for each, of the two forms both or one. */
-static void add_all_rows(int arch, bool both) {
+/* Of 16-bit elements one type for each; of the two forms both, or one, which is the other on the next
+ * architecture. */
+static void add_all_rows(int arch) {
     fb__kernel kernel;
     fb__spec spec;
     for (int n = 0; fb__tune_row(n, FB_BF16, true, &kernel, &spec); n++)
         for (int plain = 0; plain < 2; plain++) {
-            if (!both && kernel != FB__KERNEL_DBIAS && plain != n % 2)
+            const bool wide = spec.TYPE == FB_F32, both = archs[arch].rows == BOTH_FORMS && !wide;
+            if (!everything && !both && kernel != FB__KERNEL_DBIAS && plain != (n + arch) % 2)
                 continue;
-            add_row(arch, n, (n + plain) % 2 ? FB_F16 : FB_BF16, plain);
-            if (everything && spec.TYPE != FB_F32)
-                add_row(arch, n, (n + plain) % 2 ? FB_BF16 : FB_F16, plain);
+            add_row(arch, n, (n / 2 + plain) % 2 ? FB_F16 : FB_BF16, plain);
+            if (everything && !wide)
+                add_row(arch, n, (n / 2 + plain) % 2 ? FB_BF16 : FB_F16, plain);
         }
 }
 
@@ -239,9 +242,10 @@ static void add_jobs(void) {
         add_files(arch);
         if (arch == 0)
             add_hopper(arch);
-        if (archs[arch].rows != ONE_EACH || everything) {
-            add_all_rows(arch, archs[arch].rows == BOTH_FORMS || everything);
+        if (archs[arch].rows == BOTH_FORMS || everything)
             add_options(arch);
+        if (archs[arch].rows != ONE_EACH || everything) {
+            add_all_rows(arch);
             continue;
         }
         for (int kernel = 0; kernel < FB__KERNEL_ROWS; kernel++)
@@ -479,9 +483,11 @@ static void test_rows(void **state) {
 }
 
 int main(int count, char **words) {
-    everything = count > 1 && strcmp(words[1], "all") == 0;
-    hopper_only = count > 1 && strcmp(words[1], "hopper") == 0;
-    listing = count > 1 && strcmp(words[1], "list") == 0;
+    for (int n = 1; n < count; n++) {
+        everything |= strcmp(words[n], "all") == 0;
+        listing |= strcmp(words[n], "list") == 0;
+        hopper_only |= strcmp(words[n], "hopper") == 0;
+    }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,19 +64,24 @@ static int tile(const fb__spec *s, int height, int columns) {
 static int shared_bytes(fb__kernel kernel, const fb__spec *s) {
     const int Q = tile(s, s->BM, s->D), dO = tile(s, s->BM, s->DV); /* or K and V, where keys stay */
     const int K = tile(s, s->BN, s->D), V = tile(s, s->BN, s->DV);  /* or Q and dO, where queries pass by */
+    const int streams = s->STACK || s->D + s->DV > 512 ? 0 : s->THREADS * 2 * (int)sizeof(void *);
     const int others = (s->WK - 1) * s->WM * s->WN, lanes = 32 * 4; /* warps that leave their sums, bytes */
-    int tiles = 0, sums = 0;
+    int tiles = 0, sums = 0, results = 0; /* results as f32, 16 bytes between rows */
     switch (kernel) {
     case FB__KERNEL_FORWARD: /* O, m and l of two rows a thread */
-        tiles = Q + s->BUFFERS * (K + V);
+        tiles = Q + s->BUFFERS * (K + V) + streams;
         sums = others * lanes * s->MI * (s->DV / s->WN / 8 * 4 + 4);
+        results = s->BM * (s->DV + 4) * 4;
         break;
     case FB__KERNEL_DQ:
-        tiles = Q + dO + s->BUFFERS * (K + V);
+        tiles =
+            Q + dO + s->BUFFERS * (K + V) + streams + s->BM * 3 * 4; /* with LSE in two parts, and delta */
         sums = others * lanes * s->MI * (s->D / s->WN / 8 * 4);
+        results = s->BM * (s->D + 4) * 4;
         break;
     case FB__KERNEL_DKDV: /* with LSE in two parts, and delta */
-        tiles = Q + dO + s->BUFFERS * (K + V + 3 * s->BN * 4);
+        tiles = Q + dO + s->BUFFERS * (K + V + 3 * s->BN * 4) + streams;
+        results = s->BM * ((s->D > s->DV ? s->D : s->DV) + 4) * 4;
         break;
     case FB__KERNEL_DBIAS:
         tiles = Q + dO + K + V;
@@ -85,7 +90,8 @@ static int shared_bytes(fb__kernel kernel, const fb__spec *s) {
     default:
         break;
     }
-    return tiles > sums ? tiles : sums;
+    const int ends = sums > results ? sums : results;
+    return tiles > ends ? tiles : ends;
 }
 
 /* ---- Every row ---- */

@@ -66,12 +66,14 @@ class Documents(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_environment_variables(self):
-        """The header, the documents and base/env.c name the same variables."""
+        """The header, the documents and base/env.c name the same variables; documents also those of Python's package."""
         code = "".join(house.without_comments(house.text(f)) for f in house.files({".c", ".h"}, "src/base"))
         read = set(re.findall(r"\bX\((FLASHBACK_[A-Z_]+),", code))
         header = set(re.findall(r"^ \* +(FLASHBACK_[A-Z_]+) ", house.text("include/flashback.h"), flags=re.M))
         self.assertEqual(header, read)
         options = set(re.findall(r"\b(FLASHBACK_[A-Z]+)\b", house.text("cmake/options.cmake")))
+        package = "".join(house.text(f) for f in house.files({".py"}, "bindings"))
+        options |= set(re.findall(r"environ\.get\(\"(FLASHBACK_[A-Z_]+)\"", package))
         for document in DOCUMENTS:
             named = set(re.findall(r"\bFLASHBACK_[A-Z_]+\b", house.text(document)))
             self.assertEqual(named - read - options - {"FLASHBACK_H"}, set(), document)

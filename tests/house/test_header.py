@@ -71,7 +71,7 @@ class Abi(unittest.TestCase):
         code = "".join(house.without_comments(house.text(h)) for h in house.files({".h"}, "include"))
         enums = " ".join(re.findall(r"enum \w+ \{(.*?)\}", code, flags=re.S))
         names = set(re.findall(r"\bFB_[A-Z0-9_]+(?= =)", enums))
-        names |= set(re.findall(r"^#define (FB_[A-Z0-9_]+) [(0-9I]", code, flags=re.M))
+        names |= set(re.findall(r"^#define (FB_[A-Z0-9_]+)\s+(?:\\\n\s*)?[(0-9I]", code, flags=re.M))
         names -= {n for n in names if n.startswith("FB_VERSION_")}
         self.assertEqual(names, {words[0] for words in self.rows if words[0].startswith("FB_")})
 

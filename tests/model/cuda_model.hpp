@@ -106,7 +106,7 @@ enum {
 struct model_copy {
     fb_u32 to;
     const void *from;
-    int bytes;
+    int bytes, all; /* the rest of `all` are zeros */
 };
 
 /* Waits while *gate == seen. */
@@ -357,16 +357,17 @@ static inline unsigned char *model_at(fb_u32 at, unsigned bytes, unsigned align)
     return memory + at;
 }
 
-static inline void model_queue(fb_u32 to, const void *from, int bytes) {
+static inline void model_queue(fb_u32 to, const void *from, int bytes, int all) {
     model_fiber *f = &fibers[running];
     if (f->copies == MODEL_COPIES)
         model_fail("more copies under way than the model keeps");
-    if ((uintptr_t)from % 16 && bytes)
-        model_fail("a copy of 16 bytes from an address that is no multiple of 16");
-    f->queue[f->copies++] = {to, from, bytes};
+    if ((uintptr_t)from % (unsigned)all && bytes)
+        model_fail("a copy from an address that is no multiple of its size");
+    f->queue[f->copies++] = {to, from, bytes, all};
 }
-static inline void copy16(fb_u32 to, const void *from, int bytes) { model_queue(to, from, bytes); }
-static inline void copy16_whole(fb_u32 to, const void *from) { model_queue(to, from, 16); }
+static inline void copy16(fb_u32 to, const void *from, int bytes) { model_queue(to, from, bytes, 16); }
+static inline void copy16_whole(fb_u32 to, const void *from) { model_queue(to, from, 16, 16); }
+static inline void copy4(fb_u32 to, const void *from, bool exists) { model_queue(to, from, exists ? 4 : 0, 4); }
 static inline void copies_commit() {
     model_fiber *f = &fibers[running];
     if (f->groups == 64)
@@ -377,8 +378,9 @@ static inline void copies_wait(int pending) {
     model_fiber *f = &fibers[running];
     int groups = f->groups - pending, n = groups > 0 ? f->ends[groups - 1] : 0;
     for (int i = 0; i < n; i++) {
-        unsigned char *to = model_at(f->queue[i].to, 16, 16);
-        memset(to, 0, 16);
+        const unsigned all = (unsigned)f->queue[i].all;
+        unsigned char *to = model_at(f->queue[i].to, all, all);
+        memset(to, 0, all);
         memcpy(to, f->queue[i].from, (size_t)f->queue[i].bytes);
     }
     if (groups <= 0)

@@ -1,83 +1,24 @@
-"""flashback.h for ctypes: the structs, and one function that runs a Problem forward and backward in float64. For the
-tests and bench/peers. FLASHBACK_LIB names the shared library."""
+"""One function that runs a Problem forward and backward in float64, over the structs of the Python package. For the tests
+and bench/peers; Python alone is enough. FLASHBACK_LIB names the shared library."""
 
 import ctypes as c
 import math
 import os
+import pathlib
+import sys
 
-UNBOUNDED = 2**63 - 1
-CPU = 0
-F32, F16, BF16, F64 = range(4)
-ROUTES = {"auto": 0, "fused": 1, "vector": 2, "unfused": 3, "reference": 4}
-FLAGS = {
-    name: 1 << bit
-    for bit, name in enumerate(
-        "DETERMINISTIC FORWARD_ONLY TOP_LEFT PACKED LENGTHS BIAS DBIAS MASK BLOCK_MASK SINKS DSINKS DLSE ACCUMULATE"
-        " NO_DQ NO_DK NO_DV".split()
-    )
-}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings/python/flashback_attention"))
+import _abi  # noqa: E402
+from _abi import UNBOUNDED, Desc, Io, Ref, Shape, Strides, Window  # noqa: E402, F401
 
-
-def fields(kind, names):
-    return [(name, kind) for name in names.split()]
-
-
-class Window(c.Structure):
-    _fields_ = fields(c.c_int64, "left right")
-
-
-class Strides(c.Structure):
-    _fields_ = fields(c.c_int64, "batch head row")
-
-
-class Shape(c.Structure):
-    _fields_ = fields(c.c_int64, "batch heads rows cols")
-
-
-class Desc(c.Structure):
-    _fields_ = (
-        fields(c.c_uint32, "size flags")
-        + fields(c.c_int32, "device index dtype route")
-        + fields(c.c_int64, "batch heads_q heads_kv len_q len_k head_dim head_dim_v total_q total_k")
-        + [("window", Window), ("position_offset", c.c_int64), ("scale", c.c_double), ("softcap", c.c_double)]
-        + fields(Strides, "q k v out dout dq dk dv")
-        + [("bias_shape", Shape), ("bias", Strides), ("dbias", Strides), ("mask_shape", Shape), ("mask", Strides)]
-        + fields(c.c_int64, "block_q block_k block_batch block_heads")
-        + fields(c.c_int32, "threads tasks")
-        + fields(c.c_int64, "fused_min_len score_bytes_max")
-    )
-
-
-class Ref(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("offset", c.c_uint64)]
-
-
-class Io(c.Structure):
-    _fields_ = (
-        fields(c.c_uint32, "size reserved")
-        + fields(Ref, "q k v out lse dout dlse dq dk dv bias dbias mask block_mask sinks dsinks cu_q cu_k")
-        + fields(Ref, "lens_q lens_k workspace")
-        + [("workspace_size", c.c_uint64), ("stream", c.c_void_p)]
-    )
+CPU = _abi.Device.CPU
+F32, F16, BF16, F64 = _abi.Dtype
+ROUTES = {route.name.lower(): int(route) for route in _abi.Route}
+FLAGS = {flag.name: int(flag) for flag in _abi.Flag}
 
 
 def load():
-    lib = c.CDLL(os.environ["FLASHBACK_LIB"])
-    lib.fb_last_error.restype = c.c_char_p
-    lib.fb_version.restype = c.c_char_p
-    lib.fb_plan_explain.restype = c.c_size_t
-    lib.fb_plan_explain.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t]
-    lib.fb_plan_workspace.restype = c.c_size_t
-    lib.fb_plan_workspace.argtypes = [c.c_void_p]
-    lib.fb_plan_create.argtypes = [c.POINTER(c.c_void_p), c.POINTER(Desc)]
-    lib.fb_desc_init.argtypes = [c.POINTER(Desc), c.c_size_t]
-    lib.fb_io_init.argtypes = [c.POINTER(Io), c.c_size_t]
-    lib.fb_plan_destroy.argtypes = [c.c_void_p]
-    lib.fb_alloc.argtypes = [c.POINTER(Ref), c.c_int, c.c_int32, c.c_size_t]
-    lib.fb_free.argtypes = [c.POINTER(Ref), c.c_int, c.c_int32]
-    for verb in (lib.fb_forward, lib.fb_backward):
-        verb.argtypes = [c.c_void_p, c.POINTER(Io)]
-    return lib
+    return _abi.declare(c.CDLL(os.environ["FLASHBACK_LIB"]))
 
 
 def check(lib, status):

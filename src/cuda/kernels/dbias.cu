@@ -48,8 +48,8 @@ FB_FN void add_tile(const fb__args *a, const work *w, float (*sum)[4], fb_u32 me
     copies_commit();
     copies_wait(0);
     __syncthreads();
-    scores_rolled(s, Q + wm * 16 * FB_ROW_BYTES(FB_D) + a_lane(FB_D), K + b_lane(FB_D), 1, NK, FB_D);
-    scores_rolled(dp, dO + wm * 16 * FB_ROW_BYTES(FB_DV) + a_lane(FB_DV), V + b_lane(FB_DV), 1, NK, FB_DV);
+    scores_rolled<FAST>(s, Q + wm * 16 * FB_ROW_BYTES(FB_D) + a_lane(FB_D), K + b_lane(FB_D), 1, NK, FB_D);
+    scores_rolled<FAST>(dp, dO + wm * 16 * FB_ROW_BYTES(FB_DV) + a_lane(FB_DV), V + b_lane(FB_DV), 1, NK, FB_DV);
     add_cells(a, w, sum, s, dp, q0 + wm * 16, k0);
 }
 
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(FB_THREADS, FB_BLOCKS) fb_dbias(con
     const fb_i64 h = x % a.bias_heads, b = x / a.bias_heads;
 
     float sum[NK / 8][4];
-    clear(sum, NK / 8);
+    clear<FAST>(sum, NK / 8);
     const bool all_b = a.bias_batches == 1, all_h = a.bias_heads == 1;
     for (fb_i64 batch = all_b ? 0 : b; batch < (all_b ? a.batch : b + 1); batch++)
         for (fb_i64 head = all_h ? 0 : h; head < (all_h ? a.heads_q : h + 1); head++) {

@@ -67,7 +67,7 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
 #if FB_OPTIONS & FB_SOFTCAP
         take_weights(ds, p); // whose registers dK has read
 #endif
-        to_steps(p, t->s, FB_BN);
+        to_steps<FAST>(p, t->s, FB_BN);
         if (!(passing_of(memory, stage)->flags & FIRST))
             release(base + Q_EMPTY(stage_of(n + FB_BUFFERS - 1)));
         wait_tile(at, memory, O_FULL(stage), parity_of(n), O_AT + stage * O_BYTES, stage, FB_DV);
@@ -78,12 +78,12 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
         settle(t->s[0], FB_BN / 2);
         make_ds(t->s, FB_OPTIONS & FB_SOFTCAP ? ds : p, (const float *)(memory + DELTA_AT(stage)));
         if (FB_OPTIONS & FB_SOFTCAP)
-            to_steps(ds, t->s, FB_BN);
+            to_steps<FAST>(ds, t->s, FB_BN);
         beside_products(t);
         products_wait(0);
         settle(t->dv[0], FB_DV / 2);
         if (!(FB_OPTIONS & FB_SOFTCAP))
-            to_steps(ds, t->s, FB_BN);
+            to_steps<FAST>(ds, t->s, FB_BN);
         release(base + O_EMPTY(stage));
         barrier_wait(base + S_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
         store_ds(base + S_AT + n % S_STAGES * S_BYTES, ds);
@@ -116,15 +116,15 @@ FB_FN void keys_of_block(const fb__args *a, unsigned char *memory) {
     const fb_u32 base = smem_address(memory);
     sums t;
     fb_u32 count = 0;
-    clear(t.s, FB_BN / 8);
+    clear<FAST>(t.s, FB_BN / 8);
     for (fb_u32 n = 0;; n ^= 1) {
         barrier_wait(base + KV_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;
         const work *w = &at->w;
-        clear(t.dk, FB_D / 8);
-        clear(t.dv, FB_DV / 8);
+        clear<FAST>(t.dk, FB_D / 8);
+        clear<FAST>(t.dv, FB_DV / 8);
         if (at->any) {
             clear_keys(at, base);
             attend(a, at, &t, memory, &count);

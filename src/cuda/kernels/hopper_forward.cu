@@ -51,11 +51,10 @@ FB_FN void load_keys(const fb__args *a, const fb_maps *maps, unsigned char *memo
     const work *w = &at->w;
     const fb_u32 base = smem_address(memory);
     const int b = a->cu_k ? 0 : (int)w->b, y = (int)w->row_k;
-    const whole all_count = whole_keys(w, w->first, FB_BM);
     while (tile < end) {
         const int first = tile * FB_BN, next = live_keys(a, w, tile + 1, end);
         int flags = next < end ? 0 : LAST;
-        if (!covers(all_count, first, FB_BN))
+        if (!covers(w->all, first, FB_BN))
             flags |= EDGE;
         if (first < at->seen_lo || min(first + FB_BN, (int)(a->cu_k ? a->total_k - y : a->len_k)) > at->seen_hi)
             flags |= UNSEEN;
@@ -292,7 +291,7 @@ FB_FN void attend(const fb__args *a, const place *at, state *t, unsigned char *m
     settle(t->s[0], FB_BN / 2);
     release(base + K_EMPTY(kv->stage));
     soften(a, &at->w, t, row, tile); // O is 0
-    to_steps(p, t->s, FB_BN);
+    to_steps<FAST>(p, t->s, FB_BN);
     while (!(tile.flags & LAST)) {
         const ring now = *kv;
         ring_next(kv);
@@ -313,7 +312,7 @@ FB_FN void attend(const fb__args *a, const place *at, state *t, unsigned char *m
         release(base + V_EMPTY(now.stage));
         if (grown)
             rescale(t);
-        to_steps(p, t->s, FB_BN);
+        to_steps<FAST>(p, t->s, FB_BN);
         tile = next;
     }
     release(base + Q_EMPTY);
@@ -378,13 +377,13 @@ extern "C" __global__ void __launch_bounds__(FB_THREADS, 1)
 #endif
     state t;
     ring kv = {0, 0};
-    clear(t.s, FB_BN / 8);
+    clear<FAST>(t.s, FB_BN / 8);
     for (fb_u32 n = 0;; n ^= 1) {
         barrier_wait(base + Q_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;
-        clear(t.o, FB_DV / 8);
+        clear<FAST>(t.o, FB_DV / 8);
         t.m[0] = t.m[1] = -FB_INFINITY, t.l[0] = t.l[1] = 0;
         if (at->any)
             attend(&a, at, &t, memory, &kv);

@@ -107,13 +107,12 @@ FB_FN void load_queries(const fb__args *a, const fb_maps *maps, unsigned char *m
     step s = from;
     const fb_u32 base = smem_address(memory);
     const int b = a->cu_q ? 0 : (int)w->b, y = (int)w->row_q;
-    const whole all_count = whole_queries(w, w->first, KEYS);
     const int exist = a->cu_q ? (int)(a->total_q - w->row_q) : (int)a->len_q;
     while (s.head < (int)a->group) {
         const step next = live(a, w, step_to(s.head, s.tile + 1), begin, end);
         const int first = s.tile * FB_BN, head = w->head + s.head;
         int flags = (next.head < (int)a->group ? 0 : LAST) | (s.head == from.head && s.tile == from.tile ? FIRST : 0);
-        if (!covers(all_count, first, FB_BN))
+        if (!covers(w->all, first, FB_BN))
             flags |= EDGE;
         if (first < at->seen_lo || min(first + FB_BN, exist) > at->seen_hi)
             flags |= UNSEEN;
@@ -158,7 +157,7 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
         const fb__range seen = fb__band_queries_of(w->band, w->first, w->first + KEYS_OF_TAKER);
         const int y_peer = (int)w->row_k + w->first + (FB_PAIR && !cluster_rank() ? KEYS : 0);
         if (FB_PAIR && cluster_rank()) // of two tiles of keys the second
-            at->w.first += KEYS;
+            at->w.first += KEYS, at->w.all = whole_queries(w, w->first, KEYS);
         const int begin = (int)(seen.lo / FB_BN), end = (int)((seen.hi + FB_BN - 1) / FB_BN);
         const step s = live(a, w, step_to(0, begin), begin, end);
         at->any = s.head < (int)a->group;
@@ -398,7 +397,7 @@ FB_FN void queries_of_block(const fb__args *a, unsigned char *memory) {
     const fb_u32 base = smem_address(memory);
     ring cells = {0, 0};
     float d[8][4];
-    clear(d, 8);
+    clear<FAST>(d, 8);
     for (fb_u32 n = 0;; n ^= 1) {
         barrier_wait(base + KV_FULL, n);
         const place *at = place_of(memory, n);

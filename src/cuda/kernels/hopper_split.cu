@@ -52,7 +52,7 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
         settle(t->d[0], FB_DV / 2);
         if (!(tile.flags & FIRST))
             release(base + O_EMPTY(stage_of(n + FB_BUFFERS - 1)));
-        to_steps(p, t->s, FB_BN);
+        to_steps<FAST>(p, t->s, FB_BN);
         fb_u32(*sent)[4] = FB_OPTIONS & FB_SOFTCAP ? weights : p;
         barrier_wait(base + P_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
 #pragma unroll
@@ -102,7 +102,7 @@ FB_FN void derive(const fb__args *a, const place *at, sums *t, unsigned char *me
             p[k][0] = x.x, p[k][1] = x.y, p[k][2] = x.z, p[k][3] = x.w;
         }
         make_ds(t->s, p, (const float *)(memory + DELTA_AT(stage_of(n))));
-        to_steps(p, t->s, FB_BN);
+        to_steps<FAST>(p, t->s, FB_BN);
         barrier_wait(base + S_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
         store_ds(base + S_AT + n % S_STAGES * S_BYTES, p);
         if (threadIdx.x % 128 == 0)
@@ -132,13 +132,13 @@ FB_FN void keys_of_block(const fb__args *a, unsigned char *memory, bool derives)
     const fb__view to = derives ? a->dk : a->dv;
     sums t;
     fb_u32 count = 0;
-    clear(t.s, FB_BN / 8);
+    clear<FAST>(t.s, FB_BN / 8);
     for (fb_u32 n = 0;; n ^= 1) {
         barrier_wait(base + KV_FULL, n);
         const place *at = place_of(memory, n);
         if (at->end)
             return;
-        clear(t.d, (derives ? FB_D : FB_DV) / 8);
+        clear<FAST>(t.d, (derives ? FB_D : FB_DV) / 8);
         if (at->any) {
             clear_keys(at, base);
             if (derives)

@@ -7,8 +7,13 @@
 
 #define FB_MAX_COLUMNS (FB_D > FB_DV ? FB_D : FB_DV)
 
-FB_FN void clear(float (*c)[4], const int TILES) {
-#pragma unroll
+// How far loops over registers are unrolled. FAST: entirely, as registers cannot be indexed. SMALL: not at all, which
+// puts arrays into memory: for text that rarely runs and shall not cost the compiler time.
+#define FAST 128
+#define SMALL 1
+
+template <int U> FB_FN void clear(float (*c)[4], const int TILES) {
+#pragma unroll U
     for (int n = 0; n < TILES; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -25,7 +30,7 @@ FB_FN void clear(float (*c)[4], const int TILES) {
 FB_FN void scores(float (*c)[4], fb_u32 a, fb_u32 b, const int MI, const int N, const int COLUMNS) {
     const int PER_STEP = N / 16, ALL = COLUMNS * FB_SIZE / 32 * PER_STEP;
     fb_u32 A[2][FB_MAX_MI][4], B[FB_RING][4];
-    clear(c, MI * (N / 8));
+    clear<FAST>(c, MI * (N / 8));
 #pragma unroll
     for (int m = 0; m < MI; m++)
         matrices(A[0][m], a + m * 16 * FB_ROW_BYTES(COLUMNS));
@@ -50,15 +55,16 @@ FB_FN void scores(float (*c)[4], fb_u32 a, fb_u32 b, const int MI, const int N, 
 }
 
 // The same step by step: short to compile, for many columns and where speed matters less.
+template <int U>
 FB_FN void scores_rolled(float (*c)[4], fb_u32 a, fb_u32 b, const int MI, const int N, const int COLUMNS) {
-    clear(c, MI * (N / 8));
+    clear<U>(c, MI * (N / 8));
 #pragma unroll 1
     for (int k = 0; k < COLUMNS * FB_SIZE; k += 32) {
         fb_u32 A[FB_MAX_MI][4];
 #pragma unroll
         for (int m = 0; m < MI; m++)
             matrices(A[m], a + m * 16 * FB_ROW_BYTES(COLUMNS) + k);
-#pragma unroll
+#pragma unroll U
         for (int n = 0; n < N / 16; n++) {
             fb_u32 B[4];
             matrices(B, b + n * 16 * FB_ROW_BYTES(COLUMNS) + k);
@@ -72,8 +78,8 @@ FB_FN void scores_rolled(float (*c)[4], fb_u32 a, fb_u32 b, const int MI, const 
 }
 
 // The steps of a product over N cells of a row, from accumulators: c[N/8][4] as A fragments p[N/FB_STEP][4].
-FB_FN void to_steps(fb_u32 (*p)[4], float (*c)[4], const int N) {
-#pragma unroll
+template <int U> FB_FN void to_steps(fb_u32 (*p)[4], float (*c)[4], const int N) {
+#pragma unroll U
     for (int k = 0; k < N / FB_STEP; k++) {
 #if FB_TYPE == FB_TYPE_F32
         p[k][0] = __float_as_uint(c[k][0]);
@@ -109,6 +115,24 @@ FB_FN void accumulate(float (*c)[4], fb_u32 (*p)[4], fb_u32 b, const int MI, con
             mma(c[m * (N / 8) + 2 * n + 1], p[m * (K / FB_STEP) + k], B[i % FB_RING] + 2);
         }
     }
+}
+
+// The same step by step.
+template <int U>
+FB_FN void accumulate_rolled(float (*c)[4], fb_u32 (*p)[4], fb_u32 b, const int MI, const int K, const int N,
+                             const int COLUMNS) {
+#pragma unroll 1
+    for (int k = 0; k < K / FB_STEP; k++)
+#pragma unroll U
+        for (int n = 0; n < N / 16; n++) {
+            fb_u32 B[4];
+            t_load(B, b + k * FB_STEP * FB_ROW_BYTES(COLUMNS) + n * 16 * FB_SIZE, COLUMNS);
+#pragma unroll
+            for (int m = 0; m < MI; m++) {
+                mma(c[m * (N / 8) + 2 * n], p[m * (K / FB_STEP) + k], B);
+                mma(c[m * (N / 8) + 2 * n + 1], p[m * (K / FB_STEP) + k], B + 2);
+            }
+        }
 }
 
 FB_FN void copy(float (*to)[4], float (*from)[4], const int TILES) {
@@ -147,9 +171,9 @@ FB_FN void keep_cell(keep *k, int m, int n, int e, bool counts) {
 
 // From scores, before they become P: those of -inf do not count.
 FB_FN void keep_cells(keep *k, float (*s)[4], const int MI, const int N) {
-#pragma unroll
+#pragma unroll 1
     for (int m = 0; m < MI; m++)
-#pragma unroll
+#pragma unroll 1
         for (int n = 0; n < N / 8; n++) {
             if (n % 8 == 0)
                 k->bits[m][n / 8] = 0;
@@ -174,15 +198,14 @@ FB_FN void kept_step(fb_u32 *a, const keep *cells, int m, int k) {
 
 // What infinities and NaN of B do to c, where cells that do not count must not meet them; see element.cuh. The tile is
 // then cleaned and multiplied as any other. `signs`: cells are positive, so that an infinity stays one; else all make
-// NaN. Rarely run.
+// NaN.
 FB_FN void add_specials(float (*c)[4], const keep *cells, bool signs, fb_u32 b, const int MI, const int K, const int N,
                         const int COLUMNS) {
-    fb_u32 verdicts[FB_MAX_MI][FB_MAX_COLUMNS / 16];
 #pragma unroll 1
     for (int n = 0; n < N / 16; n++) {
         float counts[FB_MAX_MI * 2][4];
-        clear(counts, MI * 2);
-#pragma unroll
+        clear<FAST>(counts, MI * 2);
+#pragma unroll 1
         for (int k = 0; k < K / FB_STEP; k++) {
             fb_u32 B[4];
             t_load(B, b + k * FB_STEP * FB_ROW_BYTES(COLUMNS) + n * 16 * FB_SIZE, COLUMNS);
@@ -198,19 +221,9 @@ FB_FN void add_specials(float (*c)[4], const keep *cells, bool signs, fb_u32 b, 
             }
         }
 #pragma unroll
-        for (int m = 0; m < MI; m++) {
-            verdicts[m][n] = 0;
+        for (int m = 0; m < MI; m++)
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                verdicts[m][n] |= verdict(counts[2 * m + e / 4][e % 4]) << 2 * e;
-        }
+                c[m * (N / 8) + 2 * n + e / 4][e % 4] += addend(verdict(counts[2 * m + e / 4][e % 4]));
     }
-#pragma unroll
-    for (int n = 0; n < N / 16; n++)
-#pragma unroll
-        for (int m = 0; m < MI; m++)
-            if (verdicts[m][n])
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    c[m * (N / 8) + 2 * n + e / 4][e % 4] += addend(verdicts[m][n] >> 2 * e & 3);
 }

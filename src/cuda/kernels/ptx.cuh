@@ -23,14 +23,18 @@ FB_FN void copy16_whole(fb_u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// 4 bytes, or zeros.
+FB_FN void copy4(fb_u32 to, const void *from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(exists ? 4 : 0) : "memory");
+}
+
 FB_FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `pending` of this thread's latest groups are on their way.
 #define copies_wait(pending) asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory")
 
 FB_FN void store16(fb_u32 to, uint4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 FB_FN uint4 load16(fb_u32 from) {

@@ -1,5 +1,5 @@
-// What is done row by row: delta, dsinks, and joining parts over disjoint keys. A warp has a row, except where said.
-#include "problem.cuh"
+// What is done row by row: stats, dsinks, and joining parts over disjoint keys. A warp has a row, except where said.
+#include "stats.cuh"
 
 FB_FN float warp_sum(float x) {
 #pragma unroll
@@ -21,50 +21,20 @@ FB_FN const element *place_at(fb__view t, fb_i64 b, fb_i64 h, fb_i64 i) {
 
 FB_FN fb_i64 row_of_warp() { return (fb_i64)blockIdx.x * (FB_THREADS / 32) + FB_WARP; }
 
-// delta = rowsum(dO * O) - dLSE. 0 where nothing counts: dO may hold anything there. Where the sink is all there is
-// (O is 0, LSE the sink) dO is not read either. FB_DELTA_LANES lanes have a row, 16 bytes at a time each; a block has
-// rows of one head.
-#define FB_DELTA_LANES (FB_DV / FB_PIECE > 16 ? 32 : FB_DV / FB_PIECE > 8 ? 16 : 8)
-#define FB_DELTA_ROWS (FB_THREADS / FB_DELTA_LANES)
+// What fb_dq does in passing, where there is no dQ. A block has rows of one head.
 extern "C" __global__ void __launch_bounds__(FB_THREADS) fb_delta(const __grid_constant__ fb__args a) {
-    const unsigned len = (unsigned)(a.cu_q ? a.total_q : a.len_q), tiles = (len + FB_DELTA_ROWS - 1) / FB_DELTA_ROWS;
-    const unsigned i = blockIdx.x % tiles * FB_DELTA_ROWS + threadIdx.x / FB_DELTA_LANES;
-    const unsigned lane = threadIdx.x % FB_DELTA_LANES;
+    const unsigned len = (unsigned)(a.cu_q ? a.total_q : a.len_q), tiles = (len + FB_STAT_ROWS - 1) / FB_STAT_ROWS;
+    const unsigned i = blockIdx.x % tiles * FB_STAT_ROWS + threadIdx.x / FB_STAT_LANES;
     const unsigned bh = blockIdx.x / tiles, h = bh % (unsigned)a.heads_q, b = bh / (unsigned)a.heads_q;
     const bool exists = i < len;
-    const element *O = place_at(a.out, b, h, exists ? i : 0), *dO = place_at(a.dout, b, h, exists ? i : 0);
-    const bool pieces = a.flags & FB_OUT16 && a.flags & FB_DOUT16;
-    float sum = 0;
-    bool zero = true;
-    for (int c = lane * FB_PIECE; exists && c < a.head_dim_v; c += FB_DELTA_LANES * FB_PIECE) {
-        element x[FB_PIECE], y[FB_PIECE];
-        if (pieces && c + FB_PIECE <= a.head_dim_v)
-            *(uint4 *)x = *(const uint4 *)(O + c), *(uint4 *)y = *(const uint4 *)(dO + c);
-        else
-#pragma unroll
-            for (int e = 0; e < FB_PIECE; e++)
-                x[e] = c + e < a.head_dim_v ? O[c + e] : 0, y[e] = c + e < a.head_dim_v ? dO[c + e] : 0;
-#pragma unroll
-        for (int e = 0; e < FB_PIECE; e++) {
-            float o = to_float(x[e]);
-            zero &= o == 0;
-            sum += o * to_float(y[e]);
-        }
-    }
-#pragma unroll
-    for (int step = FB_DELTA_LANES / 2; step; step /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        zero &= __shfl_xor_sync(~0u, zero, step);
-    }
-    if (!exists || lane)
-        return;
+    uint4 O[FB_STAT_PIECES], dO[FB_STAT_PIECES];
+    stat_load(&a, O, place_at(a.out, b, h, exists ? i : 0), exists);
+    stat_load(&a, dO, place_at(a.dout, b, h, exists ? i : 0), exists);
+    bool zero;
+    const float sum = stat_product(O, dO, &zero);
     const fb_i64 n = (fb_i64)bh * len + i;
-    const float lse = a.lse[n];
-    if (a.sinks && zero && lse == a.sinks[h])
-        sum = 0;
-    if (a.dlse)
-        sum -= a.dlse[n];
-    a.delta[n] = lse == -FB_INFINITY ? 0 : sum;
+    if (exists && threadIdx.x % FB_STAT_LANES == 0)
+        stat_store(&a, n, stat_close(&a, h, n, sum, zero));
 }
 
 // dsink = sum over rows of exp(sink - LSE) (dLSE - delta). A block has a head, and sums in a fixed order.

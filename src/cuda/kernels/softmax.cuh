@@ -3,8 +3,8 @@
 #pragma once
 #include "problem.cuh"
 
-// The maximum lags behind by up to this, in base 2, before O and l are rescaled: P stays below 2^8, and
-// rescaling is rare after the first tiles.
+// The maximum lags behind by up to this, in base 2, before O and l are rescaled: P stays below 2^8, and rescaling is
+// rare after the first tiles.
 #define LAG 8
 
 // Maxima up to this size leave a fused multiply-add no remainder that matters.

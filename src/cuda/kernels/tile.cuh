@@ -4,8 +4,8 @@
 #pragma once
 #include "element.cuh"
 
-#define FB_ROW_BYTES(columns) ((columns) * FB_SIZE + 16)
-#define FB_TILE_BYTES(rows, columns) ((rows) * FB_ROW_BYTES(columns))
+#define FB_ROW_BYTES(columns) ((columns)*FB_SIZE + 16)
+#define FB_TILE_BYTES(rows, columns) ((rows)*FB_ROW_BYTES(columns))
 
 #define FB_LANE (threadIdx.x % 32)
 #define FB_WARP (threadIdx.x / 32)
@@ -38,33 +38,39 @@ FB_FN void load_piece(fb_u32 to, const element *from, int n) {
     store16(to, x.all);
 }
 
-// How much of a row's 16 bytes from column c on there is.
+// How much of a row's 16 bytes from column c on there is. Ask `c + FB_PIECE <= columns` for a whole piece: NVRTC 13.0
+// takes the comparison of this with FB_PIECE from the instruction that clamps, which says something else (sm_90a).
 FB_FN int piece_left(int columns, int c) {
     int left = columns - c;
     return left < 0 ? 0 : left > FB_PIECE ? FB_PIECE : left;
 }
 
+// How many threads share a row of a tile, where threads and rows come out even; 0 where they do not. Each has every
+// so-manieth piece of it.
+FB_FN constexpr int row_group(const int ROWS, const int PER_ROW) {
+    for (int g = PER_ROW; g; g--)
+        if (PER_ROW % g == 0 && FB_THREADS % g == 0 && ROWS % (FB_THREADS / g) == 0)
+            return FB_STACK ? 0 : g;
+    return 0;
+}
+
 // Rows [first, first + ROWS) to a tile, by all threads; those from `end` on are zeros. `columns` exist. With
 // `pieces` all rows start at a multiple of 16 bytes; such a copy is under way until copies_wait.
-FB_FN void tile_load(fb_u32 tile, rows from, int first, int end, int columns, bool pieces, const int ROWS,
-                     const int COLUMNS) {
-    const int PER_ROW = COLUMNS / FB_PIECE, ALL = ROWS * PER_ROW;
-    if (pieces && !FB_STACK && FB_THREADS % PER_ROW == 0 && ALL % FB_THREADS == 0) { // a thread stays in its columns
-        const int EACH = FB_THREADS / PER_ROW, c = threadIdx.x % PER_ROW * FB_PIECE, r = threadIdx.x / PER_ROW;
+FB_FN void tile_load_any(fb_u32 tile, rows from, int first, int end, int columns, bool pieces, const int ROWS,
+                         const int COLUMNS) {
+    const int PER_ROW = COLUMNS / FB_PIECE, ALL = ROWS * PER_ROW, GROUP = row_group(ROWS, PER_ROW);
+    if (pieces && GROUP) { // a thread stays in its columns
+        const int EACH = FB_THREADS / (GROUP ? GROUP : 1), c = threadIdx.x % (GROUP ? GROUP : 1) * FB_PIECE,
+                  r = threadIdx.x / (GROUP ? GROUP : 1), STEP = (GROUP ? GROUP : PER_ROW) * FB_PIECE;
         const element *at = from.at + (first + r) * from.row + c;
         fb_u32 to = tile + r * FB_ROW_BYTES(COLUMNS) + c * FB_SIZE;
-        if (first + ROWS <= end && columns == COLUMNS) {
-#pragma unroll
-            for (int n = 0; n < ROWS / EACH; n++, at += EACH * from.row)
-                copy16_whole(to + n * EACH * FB_ROW_BYTES(COLUMNS), at);
-            return;
-        }
-        const int bytes = piece_left(columns, c) * FB_SIZE;
 #pragma unroll 1
-        for (int n = 0; n < ROWS / EACH; n++, at += EACH * from.row) {
-            const bool exists = bytes && first + r + n * EACH < end;
-            copy16(to + n * EACH * FB_ROW_BYTES(COLUMNS), exists ? at : from.at, exists ? bytes : 0);
-        }
+        for (int n = 0; n < ROWS; n += EACH, at += EACH * from.row, to += EACH * FB_ROW_BYTES(COLUMNS))
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x += STEP) {
+                const int bytes = first + r + n < end ? piece_left(columns, c + x) * FB_SIZE : 0;
+                copy16(to + x * FB_SIZE, bytes ? at + x : from.at, bytes);
+            }
         return;
     }
 #pragma unroll 1
@@ -78,6 +84,43 @@ FB_FN void tile_load(fb_u32 tile, rows from, int first, int end, int columns, bo
         else
             load_piece(to, at, left);
     }
+}
+
+// Whole tiles of whole pieces, with a row_group. Where a thread's first piece comes from, were the tile to begin at row
+// 0: found once, as it takes longer than the copies.
+FB_FN const element *stream_of(rows from, const int ROWS, const int COLUMNS) {
+    const int GROUP = row_group(ROWS, COLUMNS / FB_PIECE), SHARE = GROUP ? GROUP : 1;
+    return from.at + threadIdx.x / SHARE * from.row + threadIdx.x % SHARE * FB_PIECE;
+}
+
+// The tile whose first row is `offset` elements on; rows are `row` elements apart.
+FB_FN void stream_load(fb_u32 tile, const element *stream, fb_i64 offset, fb_i64 row, const int ROWS,
+                       const int COLUMNS) {
+    const int GROUP = row_group(ROWS, COLUMNS / FB_PIECE), SHARE = GROUP ? GROUP : 1, EACH = FB_THREADS / SHARE;
+    const element *at = stream + offset;
+    tile += threadIdx.x / SHARE * FB_ROW_BYTES(COLUMNS) + threadIdx.x % SHARE * 16;
+#pragma unroll
+    for (int n = 0; GROUP && n < ROWS; n += EACH, at += EACH * row)
+#pragma unroll
+        for (int x = 0; x < COLUMNS; x += GROUP * FB_PIECE)
+            copy16_whole(tile + n * FB_ROW_BYTES(COLUMNS) + x * FB_SIZE, at + x);
+}
+
+// The two streams of what passes by. Where registers are short, each thread keeps its own in shared memory.
+typedef struct streams {
+    const element *first, *second;
+} streams;
+
+#define FB_STREAMS (!FB_STACK && FB_D + FB_DV <= 512) // wider tiles take long anyway, and all the room there is
+#define FB_STREAM_BYTES (FB_STREAMS ? FB_THREADS * (int)sizeof(streams) : 0)
+
+// The same as tile_load_any, fast where it can be.
+FB_FN void tile_load(fb_u32 tile, rows from, int first, int end, int columns, bool pieces, const int ROWS,
+                     const int COLUMNS) {
+    if (row_group(ROWS, COLUMNS / FB_PIECE) && pieces && columns == COLUMNS && first + ROWS <= end) {
+        stream_load(tile, stream_of(from, ROWS, COLUMNS), first * from.row, from.row, ROWS, COLUMNS);
+    } else
+        tile_load_any(tile, from, first, end, columns, pieces, ROWS, COLUMNS);
 }
 
 // Does this thread's share of a tile hold an infinity or NaN?
