@@ -1,7 +1,7 @@
 /* See hopper.h. Best first; columns of a row: kernel; largest D and DV; whether it takes options of scores
  * too (softcap, block mask), for which registers are shorter; warps that compute, each with 16 rows (in SPLIT
  * two have the same); rows of a tile that passes by; stages of it; registers of a thread that loads and of
- * one that computes; how many of the exponentials come from products; turns; pairs of blocks. */
+ * one that computes; how many of the exponentials come from products; turns. */
 #include "hopper.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 typedef struct row {
     fb__kernel kernel;
-    int d, dv, options, warps, bn, buffers, loader, registers, poly, turns, pair;
+    int d, dv, options, warps, bn, buffers, loader, registers, poly, turns;
     const char *measured;
 } row;
 
@@ -21,31 +21,30 @@ typedef struct row {
 
 static const row rows[] = {
     /* clang-format off */
-    {FORWARD,   64,  64, 0, 12, 128, 2, 32, 160, 0, 1, 0, FITS},
-    {FORWARD,   64,  64, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
-    {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
-    {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, 0, FITS},
-    {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, 0, FITS},
-    {FORWARD,  192, 192, 0,  8, 112, 2, 24, 240, 0, 0, 0, FITS},
-    {FORWARD,  192, 192, 1,  8,  64, 2, 24, 240, 0, 0, 0, FITS},
-    {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, 0, FITS},
-    {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, 0, FITS},
+    {FORWARD,   64,  64, 0, 12, 128, 2, 32, 160, 0, 1, FITS},
+    {FORWARD,   64,  64, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,   96,  96, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,  128, 128, 1,  8, 128, 2, 24, 240, 0, 1, FITS},
+    {FORWARD,  192, 128, 1,  8, 128, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,  192, 192, 0,  8, 112, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,  192, 192, 1,  8,  64, 2, 24, 240, 0, 0, FITS},
+    {FORWARD,  256, 256, 0,  8,  80, 2, 40, 232, 0, 0, FITS},
+    {FORWARD,  256, 256, 1,  8,  64, 2, 40, 232, 0, 0, FITS},
 
-    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, 0, FITS},
-    {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, 0, FITS},
-    {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
-    {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
+    {BACKWARD,  64,  64, 0,  8, 128, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD,  64,  64, 1,  8,  64, 2, 48, 200, 0, 0, FITS},
+    {BACKWARD,  96,  96, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {BACKWARD, 128, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
 
-    {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
-    {SPLIT,    192, 192, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
-    {SPLIT,    256, 256, 1,  8,  64, 2, 32, 208, 0, 0, 0, FITS},
+    {SPLIT,    192, 128, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {SPLIT,    192, 192, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
+    {SPLIT,    256, 256, 1,  8,  64, 2, 32, 208, 0, 0, FITS},
     /* clang-format on */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-#define PAIR_LEN 256 /* keys that a pair of blocks has; shorter sequences would leave one without */
-#define BLOCK 128    /* what the tiles of rows that take options divide: none has a part of a block */
-#define PAD 128      /* FB_PAD of hopper_tiles.cuh */
+#define BLOCK 128 /* what the tiles of rows that take options divide: none has a part of a block */
+#define PAD 128   /* FB_PAD of hopper_tiles.cuh */
 
 /* ---- Rows ---- */
 
@@ -58,7 +57,7 @@ static int shared_bytes(const row *r, const fb__spec *s) {
     if (r->kernel == FORWARD)
         return tile(s->BM, s->D) + s->BUFFERS * passing + 1024;
     return tile(s->BM, s->D) + tile(s->BM, s->DV) + s->BUFFERS * (passing + 8 * s->BN) +
-           (r->kernel == SPLIT ? 4 : 2) * tile(s->BM, s->BN) + 3 * r->pair * tile(s->BM, 64) + 1024;
+           (r->kernel == SPLIT ? 4 : 2) * tile(s->BM, s->BN) + 1024;
 }
 
 static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
@@ -69,7 +68,7 @@ static void fill(const row *r, fb_dtype type, int options, fb__spec *s) {
     s->THREADS = 32 * r->warps + (r->kernel == FORWARD ? 128 : 256); /* dQ has a warpgroup of its own */
     s->MAX_CELLS = r->bn;
     s->REGISTERS = r->registers, s->LOADER_REGISTERS = r->loader;
-    s->POLY = r->poly, s->TURNS = r->turns, s->PAIR = r->pair;
+    s->POLY = r->poly, s->TURNS = r->turns;
     s->shared_bytes = shared_bytes(r, s);
     s->measured = r->measured;
 }
@@ -128,8 +127,6 @@ static bool choose(fb__cuda_state *s, const fb__problem *p, fb__kernel kernel) {
     for (int n = 0; n < ROWS; n++) {
         const row *r = &rows[n];
         fb__spec *spec = &s->kernels[kernel].spec;
-        if (r->pair && p->d.len_k < PAIR_LEN)
-            continue;
         if (r->kernel != kernel || p->d.head_dim > r->d || p->d.head_dim_v > r->dv ||
             (s->options && !r->options))
             continue;
@@ -169,7 +166,7 @@ void fb__hopper_choose(fb__cuda_state *s, const fb__problem *p) {
     choose_rows_of(s, p, FB__BACKWARD, s->hopper_backward, why ? why : refusal_backward(p));
     fb__spec *around = &s->kernels[HOPPER_ROWS].spec;
     *around = s->kernels[s->hopper_backward].spec;
-    around->PAIR = 0, around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
+    around->THREADS = 256, around->BM = around->BN = PAD, around->shared_bytes = 0;
 }
 
 /* ---- Launches ---- */
@@ -206,12 +203,12 @@ bool fb__hopper_can(const fb__cuda_state *s, fb__pass pass, const fb__args *a) {
     return !*s->not_hopper[pass] && all % 16 == 0;
 }
 
-/* Blocks that stay: one for each multiprocessor, or a pair for two. */
+/* Blocks that stay: one for each multiprocessor. */
 static fb_status start(const fb__cuda_state *s, fb__kernel kernel, int64_t tiles, void *stream,
                        void **parameters) {
     const fb__loaded *k = &s->kernels[kernel];
-    const int64_t together = 1 + k->spec.PAIR, most = s->gpu.sms / together;
-    return fb__launch_kernel(s, k->function, (tiles < most ? tiles : most) * together, 1, k->spec.THREADS,
+    const int64_t most = s->gpu.sms;
+    return fb__launch_kernel(s, k->function, tiles < most ? tiles : most, 1, k->spec.THREADS,
                              k->spec.shared_bytes, stream, parameters);
 }
 
@@ -314,14 +311,14 @@ static fb_status deal_pass(fb__cuda_state *s, fb__pass pass, const deal *d) {
 fb_status fb__hopper_prepare(fb__cuda_state *s, const fb__problem *p) {
     for (int pass = 0; pass < 2; pass++) {
         const fb__loaded *k = &s->kernels[pass == FB__FORWARD ? FORWARD : s->hopper_backward];
-        const int together = 1 + k->spec.PAIR, tile_rows = k->spec.BM * (pass == FB__FORWARD ? 1 : together);
+        const int tile_rows = k->spec.BM;
         if (*s->not_hopper[pass] || fb__has(p, FB_PACKED) ||
             (p->d.window.left == FB_UNBOUNDED && p->d.window.right == FB_UNBOUNDED))
             continue;
         deal d = {.p = p, .keys = pass == FB__BACKWARD, .tile = tile_rows, .passing = k->spec.BN};
         d.slots = fb__launch_slots(p, d.keys, false, tile_rows);
         d.heads = (d.keys ? p->d.heads_kv : p->d.heads_q) * p->d.batch;
-        d.takers = s->gpu.sms / together;
+        d.takers = s->gpu.sms;
         if (d.slots > MOST_DEALT || d.heads > MOST_DEALT || d.slots * d.heads > MOST_DEALT ||
             d.slots * d.heads <= d.takers)
             continue;
@@ -406,8 +403,7 @@ fb_status fb__hopper_backward(const fb__cuda_state *s, const fb__problem *p, con
     FB_TRY(encode(s, &maps.dout, p, a->dout, d->head_dim_v, rows_q(p), d->heads_q, spec->BN));
     FB_TRY(start_rows(s, FB__HOPPER_DELTA, p, io->stream, a));
     void *parameters[] = {a, &maps};
-    FB_TRY(start(s, s->hopper_backward, take(s, p, FB__BACKWARD, spec->BM * (1 + spec->PAIR), a), io->stream,
-                 parameters));
+    FB_TRY(start(s, s->hopper_backward, take(s, p, FB__BACKWARD, spec->BM, a), io->stream, parameters));
     if (a->dq.at)
         FB_TRY(start_rows(s, FB__HOPPER_DQ, p, io->stream, a));
     if (!fb__has(p, FB_DSINKS))

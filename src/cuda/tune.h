@@ -58,8 +58,7 @@ const char *fb__kernel_function(fb__kernel kernel);
     X(REGISTERS)        /* sm_90a: of a thread that computes */                                              \
     X(LOADER_REGISTERS) /* and of one that does not */                                                       \
     X(POLY)             /* every how many-th fragment has its exponentials from products; 0: none */         \
-    X(TURNS)            /* warpgroups take turns */                                                          \
-    X(PAIR)             /* two blocks share their work on dQ */
+    X(TURNS)            /* warpgroups take turns */
 
 typedef struct fb__spec {
 #define X(name) int name;

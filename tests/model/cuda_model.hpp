@@ -18,7 +18,6 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __noinline__ __attribute__((noinline))
 #define FB_APART static __attribute__((noinline))
 
@@ -95,13 +94,7 @@ model_switch:
         ret
 )");
 
-enum {
-    MODEL_THREADS = 1024,
-    MODEL_STACK = 256 << 10,
-    MODEL_SHARED = 232448,
-    MODEL_PAGES = 57 * 4096 /* what holds it */,
-    MODEL_COPIES = 4096
-};
+enum { MODEL_THREADS = 1024, MODEL_STACK = 256 << 10, MODEL_SHARED = 232448, MODEL_COPIES = 4096 };
 
 struct model_copy {
     fb_u32 to;
@@ -127,18 +120,12 @@ struct model_meeting {
     int votes, result;
 };
 
-alignas(4096) unsigned char memory[MODEL_PAGES];
+alignas(1024) unsigned char memory[MODEL_SHARED];
 static model_fiber *fibers;
 static char *stacks;
-static model_meeting warps[64], blocks[2];
-#define model_here blocks[model_rank]
+static model_meeting warps[32], block;
 static void *scheduler;
 static int running;
-/* Blocks of a cluster; the one that runs; the first one's number; gives a block its shared memory (hopper_model.hpp).
- */
-static int model_cluster = 1, model_rank;
-static unsigned model_first;
-static void (*model_bring)(int rank);
 static uint3_ threadIdx, blockIdx, blockDim = {1, 1, 1}, gridDim;
 static void (*model_kernel)(void **);
 static void **model_arguments;
@@ -171,18 +158,18 @@ template <class F> static inline void model_warp(void *mine, F op) {
 }
 
 static void model_open() {
-    model_here.result = model_here.votes, model_here.votes = 0;
-    model_here.arrived = 0;
-    model_here.turn++;
+    block.result = block.votes, block.votes = 0;
+    block.arrived = 0;
+    block.turn++;
 }
 
 static inline int __syncthreads_or(int vote) {
-    model_here.votes |= vote != 0;
-    if (++model_here.arrived < model_here.live)
-        model_wait(&model_here);
+    block.votes |= vote != 0;
+    if (++block.arrived < block.live)
+        model_wait(&block);
     else
         model_open();
-    return model_here.result;
+    return block.result;
 }
 static inline void __syncthreads() { __syncthreads_or(0); }
 
@@ -195,7 +182,7 @@ static void model_thread() {
     warps[running / 32].live--;
     if (warps[running / 32].arrived)
         model_fail("it ends while its warp waits for it");
-    if (--model_here.live && model_here.arrived == model_here.live)
+    if (--block.live && block.arrived == block.live)
         model_open();
     model_switch(&f->sp, scheduler);
 }
@@ -206,63 +193,36 @@ static void (*model_beside_start)();
 static bool (*model_beside)(bool idle);
 static void (*model_beside_end)();
 
-/* Blocks of a cluster run together, each with its own shared memory at the one address: the one that runs is selected.
- */
-static void model_select(int rank) {
-    if (model_cluster == 1)
-        return;
-    model_rank = rank, blockIdx.x = model_first + (unsigned)rank;
-    model_bring(rank);
-}
-
-static void model_start(int rank, unsigned threads) {
-    model_select(rank);
+static void model_block(unsigned threads) {
     memset(memory, 0xff, model_shared);
-    blocks[rank] = model_meeting();
-    blocks[rank].live = (int)threads;
+    if (model_beside_start)
+        model_beside_start();
+    memset(warps, 0, sizeof warps);
+    block = model_meeting();
+    block.live = (int)threads;
     for (unsigned t = 0; t < threads; t++) {
-        const unsigned n = (unsigned)rank * threads + t;
-        model_fiber *f = &fibers[n];
+        model_fiber *f = &fibers[t];
         f->gate = NULL, f->done = false, f->groups = f->copies = 0;
-        warps[n / 32].live++;
-        void **top = (void **)(stacks + (size_t)(n + 1) * MODEL_STACK - 56); /* as a call leaves it */
+        warps[t / 32].live++;
+        void **top = (void **)(stacks + (size_t)(t + 1) * MODEL_STACK - 56); /* as a call leaves it */
         *top = NULL;
         *--top = (void *)model_thread;
-        for (int i = 0; i < 6; i++)
+        for (int n = 0; n < 6; n++)
             *--top = NULL;
         f->sp = top;
     }
-}
-
-/* Each thread that does not wait, once. How many have ended; *moved if one ran. */
-static unsigned model_round(int rank, unsigned threads, bool *moved) {
-    unsigned ended = 0;
-    model_select(rank);
-    for (unsigned t = 0; t < threads; t++) {
-        model_fiber *f = &fibers[(unsigned)rank * threads + t];
-        if (f->done || (f->gate && *f->gate == f->seen))
-            continue;
-        f->gate = NULL;
-        running = rank * (int)threads + (int)t, threadIdx.x = t;
-        model_switch(&scheduler, f->sp);
-        *moved = true;
-        ended += f->done;
-    }
-    return ended;
-}
-
-/* A block, or all blocks of a cluster. */
-static void model_block(unsigned threads) {
-    memset(warps, 0, sizeof warps);
-    model_first = blockIdx.x;
-    if (model_beside_start)
-        model_beside_start();
-    for (int rank = 0; rank < model_cluster; rank++)
-        model_start(rank, threads);
-    for (unsigned left = threads * (unsigned)model_cluster; left;) {
+    for (unsigned left = threads; left;) {
         bool moved = false;
-        for (int rank = 0; rank < model_cluster; rank++)
-            left -= model_round(rank, threads, &moved);
+        for (unsigned t = 0; t < threads; t++) {
+            model_fiber *f = &fibers[t];
+            if (f->done || (f->gate && *f->gate == f->seen))
+                continue;
+            f->gate = NULL;
+            running = (int)t, threadIdx.x = t;
+            model_switch(&scheduler, f->sp);
+            moved = true;
+            left -= f->done;
+        }
         if (model_beside)
             moved |= model_beside(!moved);
         if (!moved)
@@ -270,7 +230,6 @@ static void model_block(unsigned threads) {
     }
     if (model_beside_end)
         model_beside_end();
-    blockIdx.x = model_first;
 }
 
 extern "C" __attribute__((visibility("default"))) void
@@ -284,7 +243,7 @@ model_run(void (*kernel)(void **), const unsigned *grid, unsigned threads, unsig
     blockDim.x = threads, gridDim = {grid[0], grid[1], grid[2]};
     for (blockIdx.z = 0; blockIdx.z < grid[2]; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x += (unsigned)model_cluster)
+            for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++)
                 model_block(threads);
 }
 

@@ -4,7 +4,6 @@
  * was asked for, and until then its place holds NaN. What a thread writes to shared memory may be read by a
  * product only after its written_for_async. */
 #pragma once
-#include <unistd.h>
 #include <vector>
 
 typedef unsigned long long fb_u64;
@@ -36,10 +35,8 @@ struct model_barrier {
     long bytes;      /* announced and not here yet */
 };
 
-static model_barrier model_barriers_of[2][MODEL_SHARED / 8];
-static model_meeting model_meetings_of[2][16];
-#define model_barriers model_barriers_of[model_rank]
-#define model_meetings model_meetings_of[model_rank]
+static model_barrier model_barriers[MODEL_SHARED / 8];
+static model_meeting model_meetings[16];
 
 static model_barrier *model_barrier_at(fb_u32 at) {
     model_at(at, 8, 8);
@@ -93,8 +90,7 @@ static void model_meet(int number, int threads, bool wait) {
 static inline void meet(int number, int threads) { model_meet(number, threads, true); }
 static inline void meet_later(int number, int threads) { model_meet(number, threads, false); }
 
-static int model_registers_of[2][8];
-#define model_registers model_registers_of[model_rank]
+static int model_registers[8];
 #define registers_raise(n) model_set_registers(n)
 #define registers_lower(n) model_set_registers(n)
 static void model_set_registers(int n) {
@@ -110,8 +106,7 @@ static void model_set_registers(int n) {
 
 /* ---- Who wrote what ---- */
 
-static unsigned short model_writers_of[2][MODEL_SHARED / 16]; /* thread + 1, until its written_for_async */
-#define model_writers model_writers_of[model_rank]
+static unsigned short model_writers[MODEL_SHARED / 16]; /* thread + 1, until its written_for_async */
 static std::vector<fb_u32> model_marks[MODEL_THREADS];
 
 static void model_mark(fb_u32 at) {
@@ -161,15 +156,11 @@ struct model_load {
     const char *from; /* bytes in a row, or NULL */
     const model_map *map;
     int x, y, h, b;
-    int rank;     /* the block that it is for */
-    int sender;   /* and, of bytes from another block, that one; -1: from memory */
-    fb_u32 place; /* there */
 };
 
 static std::vector<model_load> model_loads;
 
 static void model_ask(model_load load) {
-    load.rank = model_rank, load.sender = -1;
     memset(model_at(load.to, (unsigned)load.bytes, 16), 0xff, (size_t)load.bytes);
     model_barrier_at(load.barrier);
     model_loads.push_back(load);
@@ -218,18 +209,7 @@ static bool model_arrivals(bool idle) {
             n++;
             continue;
         }
-        unsigned char sent[1 << 15];
-        if (l.sender >= 0) {
-            model_select(l.sender);
-            for (fb_u32 at = l.place; at < l.place + (fb_u32)l.bytes; at += 16)
-                if (model_writers[at / 16])
-                    model_fail("bytes are sent that a thread wrote without written_for_async");
-            memcpy(sent, model_at(l.place, (unsigned)l.bytes, 16), (size_t)l.bytes);
-        }
-        model_select(l.rank);
-        if (l.sender >= 0)
-            memcpy(model_at(l.to, (unsigned)l.bytes, 16), sent, (size_t)l.bytes);
-        else if (l.from)
+        if (l.from)
             memcpy(model_at(l.to, (unsigned)l.bytes, 16), l.from, (size_t)l.bytes);
         else
             model_box(&l);
@@ -240,37 +220,6 @@ static bool model_arrivals(bool idle) {
         any = true;
     }
     return any;
-}
-
-/* ---- Clusters ---- */
-
-static model_meeting model_gathering;
-
-static inline fb_u32 cluster_rank() { return (fb_u32)model_rank; }
-static inline void cluster_meet() {
-    if (++model_gathering.arrived < (int)blockDim.x * model_cluster) {
-        model_wait(&model_gathering);
-        return;
-    }
-    model_gathering.arrived = 0;
-    model_gathering.turn++;
-}
-
-static inline void barrier_arrive_at(fb_u32 at, fb_u32 rank) {
-    const int mine = model_rank;
-    model_rank = (int)rank; /* a table, not shared memory */
-    barrier_arrive(at);
-    model_rank = mine;
-}
-
-static inline void bytes_send(fb_u32 to, fb_u32 from, int bytes, fb_u32 barrier, fb_u32 rank) {
-    const int mine = model_rank;
-    if (bytes > 1 << 15 || bytes % 16)
-        model_fail("more bytes to send than the model takes");
-    model_select((int)rank);
-    model_ask({to, barrier, bytes, 0, NULL});
-    model_loads.back().sender = mine, model_loads.back().place = from;
-    model_select(mine);
 }
 
 /* ---- Products ---- */
@@ -301,7 +250,7 @@ struct model_warpgroup {
     std::vector<model_sums *> sums;
 };
 
-static model_warpgroup model_groups[8]; /* of all blocks of a cluster */
+static model_warpgroup model_groups[8];
 
 template <class F> static void model_together(void *mine, F op) {
     model_warpgroup *g = &model_groups[running / 128];
@@ -471,11 +420,11 @@ static inline fb_u64 operand(fb_u32 at, fb_u32 stride) {
 /* ---- A block ---- */
 
 static void model_hopper_start() {
-    memset(model_barriers_of, 0, sizeof model_barriers_of);
-    memset(model_meetings_of, 0, sizeof model_meetings_of);
-    memset(model_writers_of, 0, sizeof model_writers_of);
-    memset(model_registers_of, 0, sizeof model_registers_of);
-    model_gathering = {};
+    memset(model_barriers, 0, sizeof model_barriers);
+    memset(model_meetings, 0, sizeof model_meetings);
+    memset(model_writers, 0, sizeof model_writers);
+    for (int g = 0; g < 8; g++)
+        model_registers[g] = 0;
     for (model_warpgroup &g : model_groups)
         g.meeting = model_meeting();
 }
@@ -488,18 +437,7 @@ static void model_hopper_end() {
     for (auto &marks : model_marks)
         marks.clear();
 }
-static void model_bring_block(int rank) {
-    static int file = -1;
-    if (file < 0 && ((file = memfd_create("model", 0)) < 0 || ftruncate(file, 2 * MODEL_PAGES) != 0))
-        model_fail("no memory for a cluster");
-    if (mmap(memory, MODEL_PAGES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, rank * (long)MODEL_PAGES) ==
-        MAP_FAILED)
-        model_fail("no memory for a block of a cluster");
-}
-
 static const bool model_hopper = [] {
-    model_bring = model_bring_block;
-    model_cluster = FB_PAIR ? 2 : 1;
     model_beside_start = model_hopper_start, model_beside = model_arrivals, model_beside_end = model_hopper_end;
     model_written = model_mark;
     return true;

@@ -80,46 +80,6 @@ FB_FN void bytes_load(fb_u32 to, const void *from, int bytes, fb_u32 barrier) {
 
 FB_FN void map_prefetch(const fb_map *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// ---- Clusters -------------------------------------------------------------------------------------------------
-// Blocks that run beside each other and reach each other's shared memory.
-
-FB_FN fb_u32 cluster_rank() {
-    fb_u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// All threads of all blocks.
-FB_FN void cluster_meet() {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive;\n"
-                 "barrier.cluster.wait;" ::
-                     : "memory");
-}
-
-// At the barrier that lies here in another block. With .release.cluster this would wait for all memory.
-FB_FN void barrier_arrive_at(fb_u32 at, fb_u32 rank) {
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-                 "}" ::"r"(at),
-                 "r"(rank)
-                 : "memory");
-}
-
-// To the place that `to` is here in another block, whose barrier they count at.
-FB_FN void bytes_send(fb_u32 to, fb_u32 from, int bytes, fb_u32 barrier, fb_u32 rank) {
-    asm volatile("{\n"
-                 ".reg .b32 there, counts;\n"
-                 "mapa.shared::cluster.u32 there, %0, %4;\n"
-                 "mapa.shared::cluster.u32 counts, %3, %4;\n"
-                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [counts];\n"
-                 "}" ::"r"(to),
-                 "r"(from), "r"(bytes), "r"(barrier), "r"(rank)
-                 : "memory");
-}
-
 // What this thread has written to shared memory may be read by products and by TMA, once whoever starts these
 // knows.
 FB_FN void written_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

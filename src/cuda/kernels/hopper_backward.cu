@@ -87,9 +87,6 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
         release(base + O_EMPTY(stage));
         barrier_wait(base + S_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
         store_ds(base + S_AT + n % S_STAGES * S_BYTES, ds);
-#if FB_PAIR
-        send_ds(base, n % S_STAGES);
-#endif
         const passing tile = *passing_of(memory, stage);
         if (threadIdx.x == 128)
             *adding_of(memory, n % S_STAGES) = tile;
@@ -137,22 +134,13 @@ FB_FN void keys_of_block(const fb__args *a, unsigned char *memory) {
     }
 }
 
-#if FB_PAIR
-#define CLUSTER __cluster_dims__(2, 1, 1)
-#else
-#define CLUSTER
-#endif
-
-extern "C" __global__ void __launch_bounds__(FB_THREADS, 1) CLUSTER
+extern "C" __global__ void __launch_bounds__(FB_THREADS, 1)
     fb_hopper_backward(const __grid_constant__ fb__args a, const __grid_constant__ fb_maps maps) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const fb_u32 base = smem_address(memory);
     if (threadIdx.x == 0)
         make_barriers(base);
     __syncthreads();
-#if FB_PAIR
-    cluster_meet();
-#endif
     if (FB_WARPGROUP == 0) {
         registers_lower(FB_LOADER_REGISTERS);
         if (threadIdx.x == 0)
@@ -164,7 +152,4 @@ extern "C" __global__ void __launch_bounds__(FB_THREADS, 1) CLUSTER
         registers_raise(FB_REGISTERS);
         keys_of_block(&a, memory);
     }
-#if FB_PAIR
-    cluster_meet(); // the other block may still send, or arrive
-#endif
 }

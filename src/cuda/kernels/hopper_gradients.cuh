@@ -9,7 +9,6 @@
 #include "mend.cuh"
 
 #define KEYS FB_BM
-#define KEYS_OF_TAKER (KEYS * (1 + FB_PAIR))
 #define SPLIT (KEYS == 64)
 #if SPLIT
 #define KEYS_OF_WARP (FB_WARP % 4 * 16)
@@ -29,10 +28,7 @@
 #define S_AT (O_AT + FB_BUFFERS * O_BYTES)
 #define P_AT (S_AT + S_STAGES * S_BYTES)
 #define P_BYTES (SPLIT ? S_BYTES : 0)
-#define PEER_S_AT (P_AT + S_STAGES * P_BYTES)
-#define PEER_S_BYTES (FB_PAIR ? FB_PANEL_BYTES(KEYS) : 0)
-#define PEER_K_AT (PEER_S_AT + S_STAGES * PEER_S_BYTES)
-#define LSE_AT(stage) (PEER_K_AT + PEER_S_BYTES + 8 * FB_BN * (stage))
+#define LSE_AT(stage) (P_AT + S_STAGES * P_BYTES + 8 * FB_BN * (stage))
 #define DELTA_AT(stage) (LSE_AT(stage) + 4 * FB_BN)
 #define BARRIERS_AT LSE_AT(FB_BUFFERS)
 #define KV_FULL (BARRIERS_AT)
@@ -60,8 +56,8 @@ FB_FN passing *adding_of(unsigned char *memory, int stage) { return (passing *)(
 FB_FN void make_barriers(fb_u32 base) {
     barrier_init(base + KV_FULL, 1), barrier_init(base + KV_EMPTY, 3 * FB_RELEASES);
     for (int n = 0; n < S_STAGES; n++) {
-        barrier_init(base + S_FULL(n), SPLIT ? 128 : 256 + FB_PAIR);
-        barrier_init(base + S_EMPTY(n), (1 + FB_PAIR) * FB_RELEASES);
+        barrier_init(base + S_FULL(n), SPLIT ? 128 : 256);
+        barrier_init(base + S_EMPTY(n), FB_RELEASES);
         barrier_init(base + P_FULL(n), 128), barrier_init(base + P_EMPTY(n), FB_RELEASES);
     }
     for (int n = 0; n < FB_BUFFERS; n++) {
@@ -150,14 +146,11 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
             barrier_arrive(base + KV_FULL);
             return;
         }
-        if (!work_find(a, x, KEYS_OF_TAKER, true, &at->w)) // nobody has been told of it: the place is written again
+        if (!work_find(a, x, KEYS, true, &at->w)) // nobody has been told of it: the place is written again
             continue;
         n++;
         const work *w = &at->w;
-        const fb__range seen = fb__band_queries_of(w->band, w->first, w->first + KEYS_OF_TAKER);
-        const int y_peer = (int)w->row_k + w->first + (FB_PAIR && !cluster_rank() ? KEYS : 0);
-        if (FB_PAIR && cluster_rank()) // of two tiles of keys the second
-            at->w.first += KEYS, at->w.all = whole_queries(w, w->first, KEYS);
+        const fb__range seen = fb__band_queries_of(w->band, w->first, w->first + KEYS);
         const int begin = (int)(seen.lo / FB_BN), end = (int)((seen.hi + FB_BN - 1) / FB_BN);
         const step s = live(a, w, step_to(0, begin), begin, end);
         at->any = s.head < (int)a->group;
@@ -169,11 +162,8 @@ FB_FN void load_all(const fb__args *a, const fb_maps *maps, unsigned char *memor
                         keys = fb__band_keys_of(w->band, 0, w->band.len_q);
         at->seen_lo = (int)queries.lo, at->seen_hi = (int)queries.hi;
         at->own_lo = (int)keys.lo, at->own_hi = (int)keys.hi;
-        barrier_expect(base + KV_FULL, K_BYTES + V_BYTES + PEER_S_BYTES);
+        barrier_expect(base + KV_FULL, K_BYTES + V_BYTES);
         const int y = (int)w->row_k + w->first, b = a->cu_k ? 0 : (int)w->b;
-        if (FB_PAIR)
-            box_load(base + PEER_K_AT, &maps->k, base + KV_FULL, QUERY_PANELS == 1 ? cluster_rank() * 64 : 0, y_peer,
-                     w->kv, b);
         panels_load(base, &maps->k, base + KV_FULL, y, w->kv, b, KEYS, FB_D);
         panels_load(base + V_AT, &maps->v, base + KV_FULL, y, w->kv, b, KEYS, FB_DV);
         load_queries(a, maps, memory, at, &now, s, begin, end);
@@ -307,29 +297,15 @@ FB_FN void store_ds(fb_u32 S, fb_u32 (*ds)[4]) {
     written_for_async();
 }
 
-#if FB_PAIR
-// dS' of this warpgroup's keys to the other block: all of it, or the rows of dQ that are made there.
-FB_FN void send_ds(fb_u32 base, int stage) {
-    const int group = warpgroup() - 1, peer = (int)cluster_rank() ^ 1;
-    meet(12 + group, 128);
-    if (threadIdx.x % 128 == 0)
-        bytes_send(base + PEER_S_AT + stage * PEER_S_BYTES + group * 8192,
-                   base + S_AT + stage * S_BYTES + (QUERY_PANELS == 2 ? peer * FB_PANEL_BYTES(KEYS) : 0) + group * 8192,
-                   8192, base + S_FULL(stage), peer);
-}
-#endif
-
 // Tile number n of all that pass by this block: its stage, and the parity of that.
 FB_FN int stage_of(fb_u32 n) { return (int)(n % FB_BUFFERS); }
 FB_FN fb_u32 parity_of(fb_u32 n) { return n / FB_BUFFERS % 2; }
 
 // ---- Ends -----------------------------------------------------------------------------------------------------
 
-// Keys of the block that no query sees, and those of the other of a pair.
+// Keys of the block that no query sees.
 FB_FN void clear_keys(const place *at, fb_u32 base) {
-    const int first = at->w.first, peer = FB_PAIR && cluster_rank() ? first - KEYS : first + KEYS;
-    if (FB_PAIR && (peer < at->own_lo || peer + KEYS > at->own_hi))
-        clear_rows(base + PEER_K_AT, peer, at->own_lo, at->own_hi, KEYS, 1, 2);
+    const int first = at->w.first;
     if (first >= at->own_lo && first + KEYS <= at->own_hi)
         return;
     clear_rows(base, first, at->own_lo, at->own_hi, KEYS, FB_PANELS(FB_D), 2);
@@ -405,30 +381,11 @@ FB_FN void queries_of_block(const fb__args *a, unsigned char *memory) {
             return;
         for (bool last = !at->any; !last;) {
             const fb_u32 S = base + S_AT + cells.stage * S_BYTES;
-#if FB_PAIR
-            if (threadIdx.x % 128 == 0)
-                barrier_expect(base + S_FULL(cells.stage), PEER_S_BYTES);
-#endif
             barrier_wait(base + S_FULL(cells.stage), cells.parity);
             const passing tile = *adding_of(memory, cells.stage);
             last = tile.flags & LAST;
             float *to = a->partial + padded_stat(a, &at->w, tile.head, tile.first) * (FB_PANELS(FB_D) * 64);
             to += threadIdx.x % 128 * 4;
-#if FB_PAIR
-            // Half of dQ over the keys of both: the columns, or the rows, of this block's rank.
-            const int rank = (int)cluster_rank();
-            settle(d[0], 32);
-            products_begin();
-            begin_dq(d, S + (QUERY_PANELS == 2 ? rank * FB_PANEL_BYTES(KEYS) : 0),
-                     base + (QUERY_PANELS == 1 ? rank * FB_PANEL_BYTES(KEYS) : 0), false);
-            begin_dq(d, base + PEER_S_AT + cells.stage * PEER_S_BYTES, base + PEER_K_AT, true);
-            end_dq(d);
-            release(base + S_EMPTY(cells.stage));
-            if (FB_LANE == 0)
-                barrier_arrive_at(base + S_EMPTY(cells.stage), rank ^ 1);
-            if (a->dq.at)
-                add_dq(to + rank * 4096, d, 8);
-#else
 #pragma unroll 1
             for (int panel = 0; panel < QUERY_PANELS; panel++)
 #pragma unroll 1
@@ -445,7 +402,6 @@ FB_FN void queries_of_block(const fb__args *a, unsigned char *memory) {
                     if (FB_D % 64 == 0 || c < FB_D / 64)
                         add_dq(to + 2048, d + 4, 4);
                 }
-#endif
             cells.stage ^= 1, cells.parity ^= !cells.stage;
         }
         release(base + KV_EMPTY);

@@ -10,12 +10,11 @@
 
 // Blocks stay, and take one tile in each round: in turn, or, where tiles are of different lengths, as the host has
 // dealt them out. A number past the last tile is none.
-#define FB_TAKERS (gridDim.x / (1 + FB_PAIR)) // blocks, or pairs of them
 FB_FN bool rounds_end(const fb__args *a, fb_u32 round) {
-    return a->order ? round >= (fb_u32)a->rounds : round * FB_TAKERS >= (fb_u32)a->tiles;
+    return a->order ? round >= (fb_u32)a->rounds : round * gridDim.x >= (fb_u32)a->tiles;
 }
 FB_FN fb_u32 tile_of_round(const fb__args *a, fb_u32 round) {
-    const fb_u32 n = round * FB_TAKERS + blockIdx.x / (1 + FB_PAIR);
+    const fb_u32 n = round * gridDim.x + blockIdx.x;
     return a->order ? a->order[n] : n;
 }
 
