@@ -38,6 +38,12 @@ static const char *const rows[] = {
     ALL ".b1h2k1.q{1,2,3,5,7}k{1,2,3,5,7}.d8.causal{,.topleft}",
     LOW ".b1h2k1.q{70k33,33k70,130k5,5k130,88k448}.d32.causal{,.topleft}",
 
+    /* Several tiles on either side, where these have up to 192 rows. */
+    "bf16.b1h2k1.q{200k300,300k200}.d{64,96,128,192,192v128,256}{,.causal}",
+    "f16.b2h2k1.q260k260.d{64,128}.{packed.causal,lensq.lensk,softcap2,block128x128,causal.left100,sinks."
+    "dsinks."
+    "dlse}",
+
     /* Windows: one side, both, none but the query itself, wider than the sequence; and far off the diagonal.
      */
     LOW ".b1h2k1.q{5,33,70}k{5,40,70}.d16.{left0.right0,left2,right3,left2.right3,left17.right5,left999."

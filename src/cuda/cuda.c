@@ -4,6 +4,7 @@
 #include "cuda.h"
 #include "../core/route.h"
 #include "../shared/args.h"
+#include "hopper.h"
 #include "launch.h"
 #include "memory.h"
 #include "nvrtc.h"
@@ -80,15 +81,23 @@ static bool needs(const fb__cuda_state *s, const fb__problem *p, fb__kernel kern
         return s->route == FB_UNFUSED;
     case FB__KERNEL_REFERENCE:
         return s->route == FB_REFERENCE;
+    case FB__KERNEL_HOPPER_FORWARD:
+        return !*s->not_hopper[FB__FORWARD];
+    case FB__KERNEL_HOPPER_BACKWARD:
+    case FB__KERNEL_HOPPER_SPLIT:
+        return !*s->not_hopper[FB__BACKWARD] && kernel == s->hopper_backward;
+    case FB__KERNEL_HOPPER_ROWS:
+        return !*s->not_hopper[FB__BACKWARD];
     default:
         return true;
     }
 }
 
 static fb_status choose_rows(fb__cuda_state *s, const fb__problem *p) {
+    fb__hopper_choose(s, p);
     for (int k = 0; k < FB__KERNEL_COUNT; k++) {
         s->kernels[k].used = needs(s, p, (fb__kernel)k);
-        if (!s->kernels[k].used)
+        if (!s->kernels[k].used || k >= FB__KERNEL_HOPPER)
             continue;
         if (!fb__tune_choose((fb__kernel)k, p->d.dtype, p->d.head_dim, p->d.head_dim_v, !s->options,
                              s->stacked, s->gpu.smem_block_optin - STATIC_BYTES, &s->kernels[k].spec))
@@ -144,6 +153,8 @@ static fb_status lay_out(fb__cuda_state *s, const fb__problem *p) {
         s->at_lse_log2 = place(&ends[1], rows * 4);
         s->at_lse_rest = place(&ends[1], p->d.dtype == FB_F32 ? rows * 4 : 0);
         s->at_partial[1] = place(&ends[1], bytes[1]);
+        if (!*s->not_hopper[FB__BACKWARD])
+            fb__hopper_lay_out(s, p, &ends[1]);
     }
     s->workspace = (ends[0] > ends[1] ? ends[0] : ends[1]) + 16; /* 16 to align it */
     return FB_OK;
@@ -198,7 +209,8 @@ static fb_status compile_kernel(fb__cuda_state *s, fb__kernel kernel, const fb__
 static fb_status find_functions(fb__cuda_state *s, fb__kernel kernel) {
 #define X(name, function) function,
     static const char *const rows[] = {FB__ROW_FUNCTIONS(X)}, *const unfused[] = {FB__UNFUSED_FUNCTIONS(X)},
-                             *const reference[] = {FB__REFERENCE_FUNCTIONS(X)};
+                             *const reference[] = {FB__REFERENCE_FUNCTIONS(X)},
+                             *const hopper[] = {FB__HOPPER_FUNCTIONS(X)};
 #undef X
     const struct {
         fb__kernel kernel;
@@ -207,7 +219,8 @@ static fb_status find_functions(fb__cuda_state *s, fb__kernel kernel) {
         void **to;
     } files[] = {{FB__KERNEL_ROWS, FB__ROW_COUNT, rows, s->row_functions},
                  {FB__KERNEL_UNFUSED, FB__UNFUSED_COUNT, unfused, s->unfused_functions},
-                 {FB__KERNEL_REFERENCE, FB__REFERENCE_COUNT, reference, s->reference_functions}};
+                 {FB__KERNEL_REFERENCE, FB__REFERENCE_COUNT, reference, s->reference_functions},
+                 {FB__KERNEL_HOPPER_ROWS, FB__HOPPER_COUNT, hopper, s->hopper_functions}};
     for (size_t f = 0; f < sizeof files / sizeof *files; f++)
         for (int n = 0; n < files[f].count && files[f].kernel == kernel; n++)
             FB__CU_TRY(&s->driver, cuModuleGetFunction,
@@ -250,12 +263,15 @@ static fb_status load_kernels(fb__cuda_state *s) {
 /* Everything that a plan holds besides the context: needs that to be current. */
 static fb_status fill(fb__cuda_state *s, const fb__problem *p) {
     FB_TRY(load_kernels(s));
+    FB_TRY(fb__hopper_prepare(s, p));
     return s->route == FB_UNFUSED ? fb__unfused_prepare(s, p) : FB_OK;
 }
 
 /* Without the device's context current its code and cuBLAS's handle go with that context. */
 static void clear(fb__cuda_state *s, bool in_context) {
     fb__unfused_drop(s, in_context);
+    if (in_context)
+        fb__hopper_drop(s);
     for (int k = 0; k < FB__KERNEL_COUNT && in_context; k++)
         if (s->kernels[k].module)
             s->driver.cuModuleUnload(s->kernels[k].module);
@@ -322,12 +338,16 @@ static void explain(const void *state, const fb__problem *p, fb__text *text) {
                      fb__kernel_file((fb__kernel)n),
                      k->origin == FB__JIT_DISK ? "from the cache" : "compiled", k->ms, k->registers,
                      k->spilled);
-        if (n < FB__KERNEL_ROWS)
+        if (n < FB__KERNEL_ROWS || n >= FB__KERNEL_HOPPER)
             fb__text_add(text, "; tiles %d x %d, D %d, DV %d, %d threads, %d bytes of shared memory%s [%s]",
                          k->spec.BM, k->spec.BN, k->spec.D, k->spec.DV, k->spec.THREADS, k->spec.shared_bytes,
                          k->spec.PLAIN ? "" : ", all options", k->spec.measured);
         fb__text_add(text, "\n");
     }
+    for (int pass = 0; pass < 2; pass++)
+        if (*s->not_hopper[pass])
+            fb__text_add(text, "%s: the kernels for all GPUs, as %s\n",
+                         pass == FB__FORWARD ? "forward" : "backward", s->not_hopper[pass]);
     if (s->route == FB_UNFUSED)
         fb__unfused_explain(s, p, text);
     if (s->stacked)

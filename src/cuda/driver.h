@@ -41,6 +41,9 @@
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,                  \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,            \
        void **extra))                                                                                        \
+    X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                      \
+      (void *map, int type, unsigned rank, void *at, const uint64_t *size, const uint64_t *stride,           \
+       const unsigned *box, const unsigned *step, int interleave, int swizzle, int promotion, int fill))     \
     X(cuGetErrorName, "cuGetErrorName", (int result, const char **name))                                     \
     X(cuGetErrorString, "cuGetErrorString", (int result, const char **text))
 
@@ -73,6 +76,14 @@ enum {
     FB__CU_FUNC_REGISTERS = 4,
     FB__CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8,
     FB__CU_FUNC_SHARED_CARVEOUT = 9 /* percent of what an SM has; 100 prefers shared memory over L1 */
+};
+
+/* Parameters of cuTensorMapEncodeTiled. */
+enum {
+    FB__CU_MAP_FLOAT16 = 6,
+    FB__CU_MAP_BFLOAT16 = 9,
+    FB__CU_MAP_SWIZZLE_128 = 3,
+    FB__CU_MAP_PROMOTE_256 = 3 /* the second-level cache fetches 256 bytes at a time */
 };
 
 /* Loads the driver and starts it. Cheap when that has happened before: a search in loaded libraries, and

@@ -2,6 +2,7 @@
  * a graph. See launch.h. */
 #include "launch.h"
 #include "../shared/args.h"
+#include "hopper.h"
 #include <string.h>
 
 int64_t fb__launch_rows(const fb__problem *p) {
@@ -142,18 +143,22 @@ static int64_t section(const fb__cuda_state *s, const fb__problem *p, bool keys,
     return heads < (double)(1 << 30) ? (int64_t)heads : 1 << 30;
 }
 
+int64_t fb__launch_tiles(const fb__cuda_state *s, const fb__problem *p, bool keys, int tile, fb__args *a) {
+    const int64_t heads = keys || s->stacked ? p->d.heads_kv : p->d.heads_q;
+    a->slots = fb__launch_slots(p, keys, s->stacked, tile);
+    a->section = section(s, p, keys, a->slots);
+    a->tiles = a->slots * heads * (fb__has(p, FB_PACKED) && (keys || !s->stacked) ? 1 : p->d.batch);
+    if (!p->d.batch)
+        a->tiles = 0;
+    return a->tiles;
+}
+
 static fb_status start_tiles(const launch *l, const fb__problem *p, fb__kernel kernel, int64_t chunks,
                              fb__args *a) {
     const fb__loaded *k = &l->s->kernels[kernel];
-    const bool keys = kernel == FB__KERNEL_DKDV;
-    int64_t heads = keys || l->s->stacked ? p->d.heads_kv : p->d.heads_q;
-    a->slots = fb__launch_slots(p, keys, l->s->stacked, k->spec.BM);
     a->chunks = (fb_i32)chunks;
-    a->section = section(l->s, p, keys, a->slots);
-    int64_t blocks = a->slots * heads * (fb__has(p, FB_PACKED) && (keys || !l->s->stacked) ? 1 : p->d.batch);
-    if (!p->d.batch)
-        blocks = 0;
-    return start(l, k->function, blocks, chunks, k->spec.THREADS, k->spec.shared_bytes, a);
+    return start(l, k->function, fb__launch_tiles(l->s, p, kernel == FB__KERNEL_DKDV, k->spec.BM, a), chunks,
+                 k->spec.THREADS, k->spec.shared_bytes, a);
 }
 
 static fb_status start_rows(const launch *l, int function, int64_t rows, fb__args *a) {
@@ -188,6 +193,8 @@ static int64_t stacked_rows(const fb__problem *p) {
 fb_status fb__launch_forward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io) {
     launch l = {s, io->stream};
     fb__args a = fb__launch_arguments(s, p, FB__FORWARD, io);
+    if (fb__hopper_can(s, FB__FORWARD, &a))
+        return fb__hopper_forward(s, p, io->stream, &a);
     FB_TRY(start_tiles(&l, p, FB__KERNEL_FORWARD, s->chunks[FB__FORWARD], &a));
     return s->chunks[FB__FORWARD] > 1 ? start_rows(&l, FB__ROW_JOIN, stacked_rows(p), &a) : FB_OK;
 }
@@ -203,6 +210,8 @@ static fb_status start_dbias(const launch *l, const fb__problem *p, fb__args *a)
 fb_status fb__launch_backward(const fb__cuda_state *s, const fb__problem *p, const fb_io *io) {
     launch l = {s, io->stream};
     fb__args a = fb__launch_arguments(s, p, FB__BACKWARD, io);
+    if (fb__hopper_can(s, FB__BACKWARD, &a))
+        return fb__hopper_backward(s, p, io, &a);
     if (fb__has(p, FB_NO_DQ)) /* else fb_dq does it in passing */
         FB_TRY(fb__launch_delta(s, p, io->stream, &a));
     else {

@@ -198,6 +198,18 @@ bool fb__tune_row(int n, fb_dtype type, bool plain, fb__kernel *kernel, fb__spec
     return true;
 }
 
+void fb__tune_common(fb_dtype type, int options, fb__spec *s) {
+    *s = (fb__spec){.TYPE = (int)type,
+                    .PLAIN = !options,
+                    .OPTIONS = options,
+                    .WN = 1,
+                    .WK = 1,
+                    .MI = 1,
+                    .BLOCKS = 1,
+                    .UNROLL_COLUMNS = 1,
+                    .MAX_MI = 1};
+}
+
 void fb__tune_defines(const fb__spec *spec, fb__define *defines) {
 #define X(name) defines[FB__SPEC_##name] = (fb__define){"FB_" #name, spec->name};
     FB__SPEC(X)

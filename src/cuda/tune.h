@@ -7,7 +7,8 @@
 #include <stdbool.h>
 
 /* Kernel files and their entry points: file, function. From ROWS on they have no tiles, and no rows in the
- * table; UNFUSED and REFERENCE take their sizes from the arguments alone. */
+ * table; UNFUSED and REFERENCE take their sizes from the arguments alone. From HOPPER_FORWARD on they are for
+ * sm_90a, and their rows are in hopper.c. */
 #define FB__KERNELS(X)                                                                                       \
     X(FORWARD, "forward.cu", "fb_forward")                                                                   \
     X(DQ, "dq.cu", "fb_dq")                                                                                  \
@@ -15,7 +16,11 @@
     X(DBIAS, "dbias.cu", "fb_dbias")                                                                         \
     X(ROWS, "rows.cu", "fb_delta")                                                                           \
     X(UNFUSED, "unfused.cu", "fb_unfused_pack")                                                              \
-    X(REFERENCE, "reference.cu", "fb_reference_forward")
+    X(REFERENCE, "reference.cu", "fb_reference_forward")                                                     \
+    X(HOPPER_FORWARD, "hopper_forward.cu", "fb_hopper_forward")                                              \
+    X(HOPPER_BACKWARD, "hopper_backward.cu", "fb_hopper_backward")                                           \
+    X(HOPPER_SPLIT, "hopper_split.cu", "fb_hopper_split")                                                    \
+    X(HOPPER_ROWS, "hopper_rows.cu", "fb_hopper_delta")
 
 typedef enum fb__kernel {
 #define X(name, file, function) FB__KERNEL_##name,
@@ -23,6 +28,8 @@ typedef enum fb__kernel {
 #undef X
         FB__KERNEL_COUNT
 } fb__kernel;
+
+#define FB__KERNEL_HOPPER FB__KERNEL_HOPPER_FORWARD
 
 const char *fb__kernel_file(fb__kernel kernel);
 const char *fb__kernel_function(fb__kernel kernel);
@@ -42,12 +49,16 @@ const char *fb__kernel_function(fb__kernel kernel);
     X(WN)             /* warps, by columns of the result */                                                  \
     X(WK)             /* warps, by rows of the tile that passes by */                                        \
     X(MI)             /* pieces of 16 rows of a warp */                                                      \
-    X(BUFFERS)        /* for tiles that pass by: 1, or 2, where one arrives while the other is used */       \
+    X(BUFFERS)        /* for tiles that pass by: 1, or more, where some arrive while another is used */      \
     X(THREADS)        /* of a block */                                                                       \
     X(BLOCKS)         /* of a multiprocessor, which registers must allow */                                  \
     X(UNROLL_COLUMNS) /* loops over columns */                                                               \
     X(MAX_MI)         /* sizes of arrays */                                                                  \
-    X(MAX_CELLS)
+    X(MAX_CELLS)                                                                                             \
+    X(REGISTERS)        /* sm_90a: of a thread that computes */                                              \
+    X(LOADER_REGISTERS) /* and of one that does not */                                                       \
+    X(POLY)             /* every how many-th fragment has its exponentials from products; 0: none */         \
+    X(TURNS)            /* warpgroups take turns */
 
 typedef struct fb__spec {
 #define X(name) int name;
@@ -67,6 +78,9 @@ enum {
 /* The first row for a kernel whose tiles fit into shared_bytes of shared memory; false if none does. */
 bool fb__tune_choose(fb__kernel kernel, fb_dtype type, int64_t head_dim, int64_t head_dim_v, bool plain,
                      bool stack, int shared_bytes, fb__spec *spec);
+
+/* What all specs of a type and head dims have in common. */
+void fb__tune_common(fb_dtype type, int options, fb__spec *spec);
 
 /* The spec as #defines; `defines` has room for FB__SPEC_COUNT. */
 void fb__tune_defines(const fb__spec *spec, fb__define *defines);

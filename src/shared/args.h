@@ -54,6 +54,10 @@ typedef struct fb__args {
     fb_i64 bias_batches, bias_heads, bias_rows;
     fb_i64 batch, heads_q, heads_kv, group, len_q, len_k, total_q, total_k;
     fb_i64 slots;                /* tiles of rows of one head, over all sequences when packed */
+    fb_i64 tiles;                /* slots of all heads and sequences, where blocks take several */
+    unsigned *order;             /* which tile a block takes in which of `rounds`: hopper.c; NULL: in turn */
+    fb_i64 rounds;
+    fb_i64 padded;               /* rows of a head in a workspace whose tiles are whole: hopper_tiles.cuh */
     fb_i64 section;              /* heads whose tiles come sorted by length; 0: head after head */
     fb_i64 off, left, right;     /* position offset and window */
     fb_i32 head_dim, head_dim_v; /* columns that exist; the kernels' own are rounded up */

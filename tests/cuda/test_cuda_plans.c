@@ -19,11 +19,12 @@ typedef struct problem {
 } problem;
 
 static const problem problems[] = {
-    {"fused, forward only", FB_FORWARD_ONLY, FB_BF16, FB_FUSED, 100, 200, "fb_forward", "", 0},
+    {"fused, forward only", FB_FORWARD_ONLY, FB_BF16, FB_FUSED, 100, 200, "fb_hopper_forward", "", 0},
     {"fused", 0, FB_F32, FB_FUSED, 100, 200, "fb_forward", "fb_dq fb_dkdv", 0},
     {"fused, gradients of options", FB_BIAS | FB_DBIAS | FB_SINKS | FB_DSINKS, FB_F16, FB_FUSED, 64, 64,
      "fb_forward", "fb_dq fb_dkdv fb_dbias fb_dsinks", 0},
-    {"fused, dq only", FB_NO_DK | FB_NO_DV, FB_F16, FB_FUSED, 64, 64, "fb_forward", "fb_dq", 0},
+    {"fused, dq only", FB_NO_DK | FB_NO_DV, FB_F16, FB_FUSED, 64, 64, "fb_hopper_forward",
+     "fb_hopper_delta fb_hopper_backward fb_hopper_dq", 0},
     {"vector, forward only", FB_FORWARD_ONLY, FB_F16, FB_VECTOR, 1, 4096, "fb_forward fb_join", "", 0},
     {"unfused, forward only", FB_FORWARD_ONLY, FB_BF16, FB_UNFUSED, 100, 203,
      "fb_unfused_pack fb_unfused_softmax fb_unfused_unpack", "", 2},
@@ -42,7 +43,10 @@ static const problem problems[] = {
      "fb_reference_forward",
      "fb_reference_delta fb_reference_dq fb_reference_dkdv fb_reference_dbias fb_reference_dsinks", 0},
     {"vector", 0, FB_BF16, FB_VECTOR, 2, 4096, "fb_forward fb_join", "fb_dq fb_join_dq fb_dkdv", 0},
-    {"fused, dk and dv only", FB_NO_DQ, FB_F16, FB_FUSED, 64, 64, "fb_forward", "fb_delta fb_dkdv", 0},
+    {"fused, dk and dv only", FB_NO_DQ, FB_F32, FB_FUSED, 64, 64, "fb_forward", "fb_delta fb_dkdv", 0},
+    {"fused, dsinks", FB_NO_DQ | FB_SINKS | FB_DSINKS, FB_BF16, FB_FUSED, 64, 64, "fb_hopper_forward",
+     "fb_hopper_delta fb_hopper_backward fb_dsinks", 0},
+    {"fused, in order", FB_DETERMINISTIC, FB_BF16, FB_FUSED, 64, 64, "fb_hopper_forward", "fb_dq fb_dkdv", 0},
 };
 
 enum { PROBLEMS = sizeof problems / sizeof *problems, BATCH = 2, HEADS = 4, HEADS_KV = 2, DIM = 64 };

@@ -236,7 +236,7 @@ static void test_no_row_is_dead(void **state) {
 /* Kernel files that have no rows, and need no shared memory at launch. */
 static void test_files(void **state) {
     (void)state;
-    for (int kernel = FB__KERNEL_ROWS; kernel < FB__KERNEL_COUNT; kernel++)
+    for (int kernel = FB__KERNEL_ROWS; kernel < FB__KERNEL_HOPPER; kernel++)
         for (int variant = 0; variant < 4; variant++)
             for (int64_t d = 0; d <= MOST_DIM; d++) {
                 fb__spec s;

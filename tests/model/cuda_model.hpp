@@ -1,8 +1,9 @@
-/* A model of a GPU for the text of kernels, as C++ on a processor: takes the place of ptx.cuh and of what NVRTC knows
- * by itself. The threads of a block are fibers that run one after the other; what a warp does together waits until all of
- * its lanes are there. Each product is the tensor unit's, lane by lane, from the fragments as PTX documents them.
- * Copies that PTX calls asynchronous arrive when they are waited for and not before, shared memory starts as NaN, and
- * an address outside of it ends the program, so a missing wait or barrier shows. See model_nvrtc.c. */
+/* A model of a GPU for the text of kernels, as C++ on a processor: takes the place of ptx.cuh and of what
+ * NVRTC knows by itself. The threads of a block are fibers that run one after the other; what a warp does
+ * together waits until all of its lanes are there. Each product is the tensor unit's, lane by lane, from the
+ * fragments as PTX documents them. Copies that PTX calls asynchronous arrive when they are waited for and not
+ * before, shared memory starts as NaN, and an address outside of it ends the program, so a missing wait or
+ * barrier shows. See model_nvrtc.c. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -186,8 +187,16 @@ static void model_thread() {
     model_switch(&f->sp, scheduler);
 }
 
+/* What goes on beside the threads (hopper_model.hpp): starts with a block; does what is due, true if anything
+ * was; ends with the block. */
+static void (*model_beside_start)();
+static bool (*model_beside)(bool idle);
+static void (*model_beside_end)();
+
 static void model_block(unsigned threads) {
     memset(memory, 0xff, model_shared);
+    if (model_beside_start)
+        model_beside_start();
     memset(warps, 0, sizeof warps);
     block = model_meeting();
     block.live = (int)threads;
@@ -214,14 +223,17 @@ static void model_block(unsigned threads) {
             moved = true;
             left -= f->done;
         }
+        if (model_beside)
+            moved |= model_beside(!moved);
         if (!moved)
             model_fail("the block waits for ever: not all threads come to a barrier");
     }
+    if (model_beside_end)
+        model_beside_end();
 }
 
-extern "C" __attribute__((visibility("default"))) void model_run(void (*kernel)(void **), const unsigned *grid,
-                                                                 unsigned threads, unsigned shared_bytes,
-                                                                 void **arguments) {
+extern "C" __attribute__((visibility("default"))) void
+model_run(void (*kernel)(void **), const unsigned *grid, unsigned threads, unsigned shared_bytes, void **arguments) {
     if (!fibers) {
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         fibers = (model_fiber *)calloc(MODEL_THREADS, sizeof *fibers);
@@ -252,6 +264,19 @@ template <class... A> static void model_call(void (*kernel)(A...), void **argume
 
 /* ---- Votes and shuffles ---- */
 
+template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
+    struct {
+        T in, out;
+        int from;
+    } mine = {x, x, from};
+    model_warp(&mine, [](void **slot) {
+        for (int l = 0; l < 32; l++) {
+            auto *m = (decltype(&mine))slot[l];
+            m->out = ((decltype(&mine))slot[m->from & 31])->in;
+        }
+    });
+    return mine.out;
+}
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int mask) {
     struct {
         T in, out;
@@ -325,7 +350,12 @@ static inline void copies_wait(int pending) {
         f->ends[g - groups] = f->ends[g] - n;
     f->groups -= groups;
 }
-static inline void store16(fb_u32 to, uint4 x) { memcpy(model_at(to, 16, 16), &x, 16); }
+static void (*model_written)(fb_u32 at); /* 16 bytes, by a thread */
+static inline void store16(fb_u32 to, uint4 x) {
+    memcpy(model_at(to, 16, 16), &x, 16);
+    if (model_written)
+        model_written(to);
+}
 static inline uint4 load16(fb_u32 from) {
     uint4 x;
     memcpy(&x, model_at(from, 16, 16), 16);
@@ -380,8 +410,8 @@ struct model_mma {
     const fb_u32 *a, *b;
 };
 
-/* D = A B + C, 16 x 8, K columns of A: halves by `load`, or tf32 with K = 8. Lane 4 r + c has of A the rows r, r + 8,
- * of B the column r, of C the columns 2 c and 2 c + 1. */
+/* D = A B + C, 16 x 8, K columns of A: halves by `load`, or tf32 with K = 8. Lane 4 r + c has of A the rows
+ * r, r + 8, of B the column r, of C the columns 2 c and 2 c + 1. */
 template <int K, class L> static inline void model_product(float *c, const fb_u32 *a, const fb_u32 *b, L load) {
     model_mma mine = {c, a, b};
     auto op = [](void **slot) {
@@ -417,9 +447,7 @@ struct model_load_bf16 {
 struct model_load_tf32 { /* the unit does not look at the last 13 bits */
     float operator()(fb_u32 x, int) { return __uint_as_float(x & 0xffffe000u); }
 };
-static inline void mma_f16(float *c, const fb_u32 *a, const fb_u32 *b) {
-    model_product<16>(c, a, b, model_load_f16());
-}
+static inline void mma_f16(float *c, const fb_u32 *a, const fb_u32 *b) { model_product<16>(c, a, b, model_load_f16()); }
 static inline void mma_bf16(float *c, const fb_u32 *a, const fb_u32 *b) {
     model_product<16>(c, a, b, model_load_bf16());
 }

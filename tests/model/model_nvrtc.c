@@ -1,7 +1,7 @@
-/* A libnvrtc.so.13 that compiles kernels for the processor of this machine: the text without ptx.cuh, and
- * cuda_model.hpp in its place, through g++ into a shared library. Its bytes are the "machine code"; the
- * driver of tests/mock, built with MOCK_MODEL, loads and runs it. So the library goes all of its way without
- * a GPU. */
+/* A libnvrtc.so.13 that compiles kernels for the processor of this machine: the text without ptx.cuh and
+ * hopper.cuh, and cuda_model.hpp and hopper_model.hpp in their places, through g++ into a shared library. Its
+ * bytes are the "machine code"; the driver of tests/mock, built with MOCK_MODEL, loads and runs it. So the
+ * library goes all of its way without a GPU. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,27 +64,27 @@ static char *read_all(const char *path, size_t *size) {
 
 /* A line of the text. Shared memory that the launch sizes is the model's array, as it cannot be static. */
 static void write_line(FILE *to, const char *line, size_t length) {
-    static const char from[] = "extern __shared__ __align__(16)";
-    const char *found = memmem(line, length, from, sizeof from - 1);
-    if (!found) {
+    static const char from[] = "extern __shared__ __align__(";
+    const char *found = memmem(line, length, from, sizeof from - 1),
+               *past = found ? memchr(found + sizeof from, ')', length - (size_t)(found + sizeof from - line))
+                             : NULL;
+    if (!past) {
         fwrite(line, 1, length, to);
         return;
     }
     fwrite(line, 1, (size_t)(found - line), to);
     fputs("extern", to);
-    fwrite(found + sizeof from - 1, 1, length - (size_t)(found - line) - (sizeof from - 1), to);
+    fwrite(past + 1, 1, length - (size_t)(past + 1 - line), to);
 }
 
-/* An entry point: its name stands before the last '(' of its line. */
+/* An entry point: its name is the first that begins with fb_, on this line or the next. */
 static void write_entry(FILE *to, const char *line, size_t length) {
     static const char mark[] = "extern \"C\" __global__";
-    const char *end =
-        length < sizeof mark || memcmp(line, mark, sizeof mark - 1) ? NULL : memrchr(line, '(', length);
-    const char *name = end;
-    while (name && name[-1] != ' ')
-        name--;
+    if (length < sizeof mark || memcmp(line, mark, sizeof mark - 1) != 0)
+        return;
+    const char *name = strstr(line, " fb_");
     if (name)
-        fprintf(to, "MODEL_ENTRIES_%.*s\n", (int)(end - name), name);
+        fprintf(to, "MODEL_ENTRIES_%.*s\n", (int)strcspn(name + 1, "("), name + 1);
 }
 
 static void write_source(FILE *to, const char *source, FILE *entries) {
@@ -92,8 +92,12 @@ static void write_source(FILE *to, const char *source, FILE *entries) {
     fprintf(to, "#include \"%s\"\n", MODEL_HEADER);
     for (const char *line = source; *line;) {
         size_t length = strcspn(line, "\n");
-        if (strncmp(line, "#line", 5) == 0)
-            skip = memmem(line, length, "\"ptx.cuh\"", 9) != NULL;
+        if (strncmp(line, "#line", 5) == 0) {
+            const bool hopper = memmem(line, length, "\"hopper.cuh\"", 12) != NULL;
+            skip = hopper || memmem(line, length, "\"ptx.cuh\"", 9) != NULL;
+            if (hopper)
+                fprintf(to, "#include \"%s\"\n", MODEL_HOPPER);
+        }
         if (!skip) {
             write_line(to, line, length);
             write_entry(entries, line, length);

@@ -11,7 +11,7 @@
 // Shared memory: Q [BM][D], FB_BUFFERS times K [BN][D], FB_BUFFERS times V [BN][DV], streams. With one of each, V
 // arrives while S is made, and the next K while P V is. With two, both arrive a tile before they are used.
 // With args.chunks > 1 a block has one chunk of the keys, and leaves m, l and O to join.cu in base 2.
-#include "problem.cuh"
+#include "softmax.cuh"
 
 #define NK (FB_BN / FB_WK) // keys of a warp
 #define NC (FB_DV / FB_WN) // columns of O of a warp
@@ -54,13 +54,6 @@ template <int U> FB_FN void finish(const fb__args *a, const work *w, float (*s)[
                 }
         }
 }
-
-// The maximum lags behind by up to this, in base 2, before O and l are rescaled: P stays below 2^8, and rescaling is
-// rare after the first tiles.
-#define LAG 8
-
-// Maxima up to this size leave a fused multiply-add no remainder that matters.
-#define FUSED_LIMIT 65536.f
 
 // S times the factor, which is then 1; -inf stays -inf where the factor is not positive.
 template <int U> FB_FN void multiply(float (*s)[4], float *factor) {
@@ -186,25 +179,6 @@ FB_FN void join_warps(state *t, float *room, int wk, int group) {
     }
 }
 #endif
-
-// One row of the warp: LSE, and what O is multiplied by.
-FB_FN float close_row(const fb__args *a, const work *w, int r, float m, float l, bool first_slab) {
-    float sink = a->sinks ? a->sinks[head_of(w, r)] : -FB_INFINITY, lse = -FB_INFINITY, factor = 0;
-    if (l == 0) // no cell counts, and O is 0
-        lse = sink;
-    else {
-        float top = fmaxf(m, to_log2(sink)), shift = top == -FB_INFINITY ? 0 : top;
-        if (sink != sink)
-            shift = sink;
-        factor = exp2_fast(m - shift);
-        l = l * factor + exp2_fast(to_log2(sink) - shift);
-        factor /= l;
-        lse = fmaf(shift, FB_LN2, fmaf(shift, FB_LN2_REST, logf(l)));
-    }
-    if (a->lse && first_slab && FB_LANE % 4 == 0)
-        a->lse[stat_at(a, w, r)] = lse;
-    return factor;
-}
 
 // A warp's rows to where they belong, to the room, or, with chunks, to the workspace.
 FB_FN void leave(const fb__args *a, const work *w, state *t, float *room, bool straight, int row, int wn) {

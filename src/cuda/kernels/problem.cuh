@@ -172,12 +172,12 @@ FB_FN whole whole_queries(const work *w, int first, int n) {
     return x;
 }
 
-// Work of this block: a tile of query rows, or, with `keys`, of keys. False if there is nothing.
-FB_FN bool work_find(const fb__args *a, const int TILE, bool keys, work *w) {
+// Tile number x: of query rows, or, with `keys`, of keys. False if there is nothing.
+FB_FN bool work_find(const fb__args *a, fb_u32 x, const int TILE, bool keys, work *w) {
     // 32 bits, as divisions of 64 would take longer than a tile.
     const fb_u32 heads = (fb_u32)(keys || FB_STACK ? a->heads_kv : a->heads_q), slots = (fb_u32)a->slots;
     const fb_i32 *cu = keys ? a->cu_k : FB_STACK ? 0 : a->cu_q;
-    fb_u32 x = blockIdx.x, slot = x % slots, head = x / slots;
+    fb_u32 slot = x % slots, head = x / slots;
     fb_i64 b;
     if (cu) {
         b = packed_sequence(cu, a->batch, slot, TILE);
@@ -205,13 +205,13 @@ FB_FN bool work_find(const fb__args *a, const int TILE, bool keys, work *w) {
     return w->first < (keys ? w->len_k : w->rows);
 }
 
-// The same by one thread for all, in shared memory: registers are short, and most of it is wanted rarely. 0 if there is
-// nothing.
+// That of this block by one thread for all, in shared memory: registers are short, and most of it is wanted rarely. 0
+// if there is nothing.
 FB_FN const work *work_shared(const fb__args *a, const int TILE, bool keys) {
     __shared__ work shared;
     __shared__ bool any;
     if (threadIdx.x == 0)
-        any = work_find(a, TILE, keys, &shared);
+        any = work_find(a, blockIdx.x, TILE, keys, &shared);
     __syncthreads();
     return any ? &shared : 0;
 }
