@@ -41,7 +41,7 @@ def build(folder, change=None):
         assert text.count(right) == 1, f"{name} has {text.count(right)} times: {right}"
         path.write_text(text.replace(right, wrong))
     flags = ["-O1", "-D_GNU_SOURCE", f"-I{house.ROOT / 'include'}", f"-I{folder / 'src'}"]
-    floors = ("api", "cpu", "cuda", "jit", "core", "base")
+    floors = ("api", "cpu", "cuda", "metal", "jit", "core", "base")
     sources = [p for f in floors for p in sorted((folder / "src" / f).glob("*.c"))]
     sources += [folder / "src/cpu/isa" / f"{isa}.c" for isa in ("baseline", "scalar")]
     sources += [house.BUILD / "src/jit/embedded.c"]

@@ -19,9 +19,9 @@ ALL = "TEST_ALL" in os.environ  # what takes minutes
 KERNELS = ("forward.metal", "dq.metal", "dkdv.metal", "dbias.metal", "rows.metal", "unfused.metal")
 
 
-def check(filter, kernels=None, races=False, counts=False, checked=False, route="fused"):
+def check(filter, kernels=None, races=False, counts=False, checked=False, route="fused", variables=()):
     """`flashback check` of Metal: exit code, all that it says, and the dispatches where `counts` asks for them."""
-    environment = dict(os.environ, LD_LIBRARY_PATH=MODEL, OMP_NUM_THREADS="1")
+    environment = dict(os.environ, LD_LIBRARY_PATH=MODEL, OMP_NUM_THREADS="1") | dict(variables)
     if kernels:
         environment["FLASHBACK_KERNELS"] = str(kernels)
     if races:

@@ -17,8 +17,8 @@ def up(x, to):
 
 
 class Counts(unittest.TestCase):
-    def dispatches(self, cases):
-        code, said, rows = kernels.check(cases, counts=True)
+    def dispatches(self, cases, **variables):
+        code, said, rows = kernels.check(cases, counts=True, variables=variables)
         self.assertEqual(code, 0, said)
         found = {row["kernel"]: row for row in rows}
         self.assertEqual(len(found), len(rows), "a kernel ran twice")
@@ -61,6 +61,12 @@ class Counts(unittest.TestCase):
         self.assertEqual(rows["fb_forward"]["barriers"], threadgroups * (2 + 2 * tiles + 3))
         for name in ("fb_dq", "fb_dkdv"):  # the original: 6 and 8 for a tile
             self.assertEqual(rows[name]["barriers"], threadgroups * (4 + 2 * tiles + 3), name)
+
+    def test_kept_ds(self):
+        """dS in memory: five products in place of seven."""
+        rows = self.dispatches(r"^f16\.b1h4k4\.q128k128\.d64\.qkv$", FLASHBACK_DS_BYTES_MAX="100000000")
+        for name, products in (PRODUCTS | {"fb_dq": 1}).items():
+            self.assertEqual(rows[name]["products"], products * 4 * 16 * 16 * 8, name)
 
     def test_causal(self):
         """Tiles beyond the diagonal cost nothing: a window makes work O(L W)."""

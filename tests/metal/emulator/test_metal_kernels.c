@@ -100,6 +100,21 @@ static void test_edges_of_tiles(void **state) {
                 }
 }
 
+/* dS that dkdv leaves in memory is rounded as dq would round it. */
+static void test_kept_ds_has_the_same_bits(void **state) {
+    (void)state;
+    static const char *const cases[] = {"f16.b1h2k1.q70k83.d64.causal", "bf16.b1h2k1.q33k41.d256.causal",
+                                        "f32.b2h4k2.q70k83.d40.causal.left50.softcap15.biasbhqk.dbias."
+                                        "mask11qk.block32x16b.sinks.dsinks.lensk.dlse"};
+    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
+        const uint64_t plain = run(cases[n], FB_FUSED, "0");
+        setenv("FLASHBACK_DS_BYTES_MAX", "100000000", 1);
+        const uint64_t kept = run(cases[n], FB_FUSED, "1");
+        unsetenv("FLASHBACK_DS_BYTES_MAX");
+        assert_true(plain == kept);
+    }
+}
+
 /* All rows of the table that fit, by FLASHBACK_TILES: a kernel may be given any of them. Each is a
  * compilation, so the first few of them only unless TEST_ALL is set. */
 static void test_all_rows(void **state) {
@@ -136,6 +151,7 @@ int main(void) {
         cmocka_unit_test(test_schedules_have_the_same_bits),
         cmocka_unit_test(test_dq_of_causal_offsets_beside_the_tile),
         cmocka_unit_test(test_edges_of_tiles),
+        cmocka_unit_test(test_kept_ds_has_the_same_bits),
         cmocka_unit_test(test_all_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
