@@ -19,7 +19,7 @@ test: test-setup lint test-clang asan tsan test-gcc aarch64 python ## Everything
 
 check: test-setup ## Under a minute, before a commit: unit tests and `flashback check`
 	cmake --preset dev && cmake --build --preset dev
-	ctest --preset dev -L 'unit|check|cuda'
+	ctest --preset dev -L 'unit|check|cuda|metal'
 
 check-real: build ## Both passes over real attention tensors, verified, on every route that takes any length
 	build/release/flashback run --table --verify tests/data/*.safetensors

@@ -35,12 +35,13 @@ const cli_option cli_bench_options[] = {
     {"mask", "dense|causal", "one mask for all shapes; sets have both", ID_MASK},
     {"max-len", "N", "leave longer shapes out of the set", ID_MAX_LEN},
     {"pass", "fwd,bwd", "which passes (default both)", ID_PASS},
-    {"min-time", "S", "repeat each for at least S seconds and 3 runs (default 0.5; on a GPU, the regime's)",
+    {"min-time", "S", "repeat each for at least S seconds and 3 runs (default 0.5; on CUDA, the regime's)",
      ID_MIN_TIME},
     {"regime", "burst|sustained|both",
-     "on a GPU: 50 ms after a pause (default), or 2 seconds, in which it runs into its power limit",
+     "on an NVIDIA GPU: 50 ms after a pause (default), or 2 seconds, in which it runs into its power limit",
      ID_REGIME},
-    {"no-costs", NULL, "on a GPU: leave out what compiling, the cache and the host cost", ID_NO_COSTS},
+    {"no-costs", NULL, "on an NVIDIA GPU: leave out what compiling, the cache and the host cost",
+     ID_NO_COSTS},
     {"format", "md|csv|jsonl", "of standard output (default md)", ID_FORMAT},
     {"compare", "FILE.jsonl", "print speed relative to an earlier run; exit 1 if any is under 0.95",
      ID_COMPARE},
@@ -196,12 +197,14 @@ static bench_list make_list(const settings *s, fbh_layout *layout) {
     return twice;
 }
 
-/* A GPU is timed in one regime or in both; the CPU has none. */
+/* A CUDA GPU is timed in one regime or in both; calls on the CPU and on Metal return when they are done, and
+ * are timed one by one. */
 static void settle_regimes(settings *s, fb_device device) {
     static const bench_regime known[] = {{{"burst"}, 0.05, 0.5}, {{"sustained"}, 2, 0}};
-    const bool gpu = device != FB_CPU;
+    const bool gpu = device == FB_CUDA;
     if (!gpu && (s->regime || s->no_costs))
-        cli_fail(CLI_USAGE, "--%s is about GPUs; it needs --device", s->regime ? "regime" : "no-costs");
+        cli_fail(CLI_USAGE, "--%s is about NVIDIA GPUs; it needs --device cuda",
+                 s->regime ? "regime" : "no-costs");
     if (s->regime && s->min_time >= 0)
         cli_fail(CLI_USAGE, "--regime and --min-time exclude each other: a regime says how long");
     s->regime_count = 1;
@@ -253,8 +256,13 @@ static void fill_normal(fbh_problem *p, uint64_t seed) {
     }
 }
 
-/* "avx512" of "kernels: cpu avx512, ...". */
+/* "avx512" of "kernels: cpu avx512, ..."; "Apple9" on Metal. */
 static word_text isa_of(const job *j) {
+    static char text[16384];
+    if (j->problem.desc.device == FB_METAL) {
+        fb_plan_explain(j->plan, text, sizeof text);
+        return word_behind(text, "gpu", "family ");
+    }
     word_text kernels = job_explained(j, "kernels");
     const char *device = fb_device_name(j->problem.desc.device);
     const size_t length = strlen(device);
@@ -279,6 +287,8 @@ static double peak_of(const bench_row *r, int threads, double seconds) {
 /* Measured before and after a row: clocks wander, and neighbours come and go. The larger counts. */
 static void measure_beside(const settings *s, int threads, bench_row *r) {
     const double seconds = fmin(s->min_time / 4, 0.1);
+    if (r->desc.device != FB_CPU)
+        return;
     r->peak_gflops = fmax(r->peak_gflops, peak_of(r, threads, seconds));
     if (s->reader)
         r->read_rate = fmax(r->read_rate, fbh_reader_run(s->reader, seconds));
@@ -329,7 +339,7 @@ static void finish(const settings *s, bench_row *r) {
         r->kv_rate = bench_kv_bytes(&r->desc) / r->ms.median * 1e-6;
 }
 
-static void measure_cpu(const settings *s, const bench_place *place, job *j, block *rows) {
+static void measure_calls(const settings *s, const bench_place *place, job *j, block *rows) {
     if (!s->pass[FBH_FORWARD])
         job_run(j, FBH_FORWARD);
     for (int pass = 0; pass < 2; pass++) {
@@ -362,7 +372,7 @@ static void measure_plan(const settings *s, const bench_place *place, job *j, bl
     if (s->gpu)
         measure_gpu(s, j, rows);
     else
-        measure_cpu(s, place, j, rows);
+        measure_calls(s, place, j, rows);
     for (int regime = 0; regime < s->regime_count; regime++)
         for (int pass = 0; pass < 2; pass++) {
             bench_row *r = &rows->at[regime][pass];
@@ -392,6 +402,11 @@ static void measure(const settings *s, const bench_place *place, const fb_desc *
 static bench_place find_place(const settings *s, const fb_desc *desc) {
     bench_place p = {
         .machine = machine_cpu(), .compiler = machine_compiler(), .date = machine_date(), .gpu = s->gpu};
+    snprintf(p.device.text, sizeof p.device.text, "%s", fb_device_name(desc->device));
+    if (desc->device == FB_METAL) {
+        p.machine = machine_find_metal(desc->index);
+        return p;
+    }
     if (!s->gpu) {
         p.threads = desc->threads ? desc->threads : machine_threads();
         return p;
@@ -451,8 +466,11 @@ static size_t run(const settings *s, const bench_place *place, const bench_list 
 static void open_devices(settings *s, const fb_desc *desc) {
     settle_regimes(s, desc->device);
     if (desc->device != FB_CPU)
+        bench_need_device(desc);
+    if (desc->device == FB_CUDA)
         s->gpu = bench_gpu_open(desc);
-    else if (s->decode && !(s->reader = fbh_reader_open(desc->threads ? desc->threads : machine_threads())))
+    else if (desc->device == FB_CPU && s->decode &&
+             !(s->reader = fbh_reader_open(desc->threads ? desc->threads : machine_threads())))
         cli_fail(CLI_LIBRARY, "memory ran out");
 }
 

@@ -41,9 +41,10 @@ typedef struct bench_row {
 /* What all rows of a run share. */
 typedef struct bench_place {
     word_text machine, compiler, date; /* the processor's name, or the GPU's */
+    word_text device;                  /* "cpu", "cuda", "metal" */
     int threads;                       /* 0 on a GPU */
 
-    bool gpu;
+    bool gpu;                   /* of NVIDIA, of which more is known: */
     word_text host, capability; /* the processor beside the GPU; "9.0" */
     word_text module, driver;   /* version of the kernel module; of CUDA, for which the driver is */
     word_text nvrtc, products;  /* "13.0"; "cuBLAS 13.0", for the unfused route, or "none" */

@@ -26,12 +26,15 @@ static void need_gpu(const fbh_gpu *gpu, bool good) {
         cli_fail(CLI_LIBRARY, "%s", fbh_gpu_error(gpu));
 }
 
-fbh_gpu *bench_gpu_open(const fb_desc *desc) {
-    char error[256];
+void bench_need_device(const fb_desc *desc) {
     fb_desc any = *desc;
     any.route = FB_AUTO; /* a route may need more than the device */
     if (fb_supported(&any) == FB_NO_DEVICE)
         cli_fail(CLI_LIBRARY, "%s", fb_last_error());
+}
+
+fbh_gpu *bench_gpu_open(const fb_desc *desc) {
+    char error[256];
     fbh_gpu *gpu = fbh_gpu_open(desc->index, error, sizeof error);
     if (!gpu)
         cli_fail(CLI_LIBRARY, "%s", error);

@@ -8,8 +8,10 @@
 #include "job.h"
 #include "kernels.h"
 
-/* Exits with CLI_LIBRARY and a sentence unless the library can use the device of *desc, and it can be timed.
- */
+/* Exits with CLI_LIBRARY and a sentence unless the library can use the device of *desc. */
+void bench_need_device(const fb_desc *desc);
+
+/* The same unless it can be timed. */
 fbh_gpu *bench_gpu_open(const fb_desc *desc);
 
 /* The arch that a plan's kernels are for, "sm_90a". */

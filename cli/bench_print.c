@@ -57,8 +57,11 @@ static void print_md_gpu(const bench_row *r, bool decode) {
 }
 
 static void print_md_cpu(const bench_row *r, bool decode) {
-    printf(" %.3f | %.3f | %.3f | %.1f | %.1f | %.2f |", r->ms.median, r->ms.min, r->ms.p90, r->gflops,
-           r->peak_percent, (double)r->extra * 1e-6);
+    char percent[16] = "-"; /* where nobody has measured a peak */
+    if (r->peak_gflops > 0)
+        snprintf(percent, sizeof percent, "%.1f", r->peak_percent);
+    printf(" %.3f | %.3f | %.3f | %.1f | %s | %.2f |", r->ms.median, r->ms.min, r->ms.p90, r->gflops, percent,
+           (double)r->extra * 1e-6);
     if (decode)
         printf(" %.1f | %.0f |", r->kv_rate, read_percent(r));
     putchar('\n');
@@ -136,7 +139,7 @@ static json_t *problem_json(const bench_row *r) {
 }
 
 json_t *bench_place_json(const bench_place *p) {
-    json_t *place = json_pack("{s:s,s:s,s:i,s:s,s:s,s:s}", "device", p->gpu ? "cuda" : "cpu", "machine",
+    json_t *place = json_pack("{s:s,s:s,s:i,s:s,s:s,s:s}", "device", p->device.text, "machine",
                               p->machine.text, "threads", p->threads, "version", fb_version(), "compiler",
                               p->compiler.text, "date", p->date.text);
     if (!p->gpu)

@@ -95,3 +95,11 @@ machine_gpu machine_find_gpu(int index) {
                          .nvrtc = word_behind(text, "cuda compiler", "nvrtc "),
                          .products = word_after(text, "cuda products")};
 }
+
+word_text machine_find_metal(int index) {
+    static char text[16384];
+    char key[32];
+    snprintf(key, sizeof key, "metal device %d", index);
+    fb_info(text, sizeof text);
+    return word_after(text, key);
+}

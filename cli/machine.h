@@ -29,4 +29,7 @@ typedef struct machine_gpu {
 } machine_gpu;
 machine_gpu machine_find_gpu(int index);
 
+/* "Apple M3 Max". */
+word_text machine_find_metal(int index);
+
 #endif

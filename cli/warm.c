@@ -1,5 +1,6 @@
 /* flashback warm: compiles ahead what plans will need, so that no program has to wait for it. The library
- * keeps the kernels in its cache; making the plans is all that there is to do. Floor: cli. */
+ * keeps the kernels in its cache, and macOS those of Metal; making the plans is all that there is to do.
+ * Floor: cli. */
 #include "bench.h"
 #include "cli.h"
 #include "flashback.h"
@@ -160,7 +161,8 @@ int cmd_warm(int argc, char **argv) {
     bench_list list = make_list(&s);
     if (fb_supported(&list.at[0]) == FB_NO_DEVICE)
         cli_fail(CLI_LIBRARY, "%s", fb_last_error());
-    print_folder();
+    if (list.count && list.at[0].device == FB_CUDA) /* macOS keeps Metal's code itself */
+        print_folder();
     for (size_t i = 0; i < list.count; i++)
         warm(&list.at[i], &sum);
     printf("%d compiled in %.1f ms, %d from the cache in %.1f ms", sum.compiled, sum.compiled_ms, sum.cached,

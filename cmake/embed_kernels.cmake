@@ -1,7 +1,8 @@
 # The texts of kernels that are compiled when they are needed become part of the library, as strings in one C file.
 # src/jit/source.c finds them there.
 
-set(embedded_patterns src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/metal/kernels/*.metal src/shared/*.h)
+set(embedded_patterns src/cuda/kernels/*.cu src/cuda/kernels/*.cuh src/metal/kernels/*.metal src/metal/kernels/*.msl
+                      src/metal/abi.h src/shared/*.h)
 file(GLOB embedded_files CONFIGURE_DEPENDS ${embedded_patterns})
 
 # A list in a file, which is written when it changes only: a file that goes away rebuilds too, with any generator.

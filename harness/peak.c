@@ -171,7 +171,9 @@ fbh_reader *fbh_reader_open(int threads) {
         free(r);
         return NULL;
     }
+#ifdef MADV_HUGEPAGE
     madvise(memory, bytes * (size_t)threads, MADV_HUGEPAGE);
+#endif
     *r = (fbh_reader){memory, threads, shares};
     for (int i = 0; i < threads; i++)
         shares[i] = (share){.piece = read_piece,

@@ -36,8 +36,10 @@ static void buffer_create(fbh_buffer *b, size_t bytes, fbh_guard guard) {
             b->map = NULL;
         must(b->map, bytes);
         b->data = b->map;
+#ifdef MADV_HUGEPAGE
         if (whole >= 2 * huge)
             madvise(b->map, whole / huge * huge, MADV_HUGEPAGE);
+#endif
     } else {
         const size_t page = (size_t)sysconf(_SC_PAGESIZE), inner = round_up(bytes, page);
         b->map_bytes = inner + 2 * page;

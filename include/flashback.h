@@ -66,7 +66,8 @@
  * THREADS
  *
  * A plan is constant after fb_plan_create: any number of threads may run it at once, each with its own
- * workspace. fork() after use works on the CPU. The caller's floating-point mode and errno are left as found.
+ * workspace. fork() after use works on the CPU only. The caller's floating-point mode and errno are left as
+ * found.
  *
  * ENVIRONMENT (read by fb_plan_create and fb_supported only; a field of fb_desc wins over it)
  *
@@ -76,11 +77,17 @@
  *     FLASHBACK_ISA               highest CPU instruction set to use: scalar | baseline | bfdot | avx2 |
  * avx512 | avx512bf16 | amx_model | amx
  *     FLASHBACK_CACHE             folder of compiled kernels, or off: every plan compiles its own then.
- *                                 Unset: $XDG_CACHE_HOME/flashback, ~/.cache/flashback, or a folder in /tmp
+ *                                 Unset: $XDG_CACHE_HOME/flashback, ~/.cache/flashback, or a folder in /tmp.
+ *                                 On Metal nothing is kept on disk, where macOS has a cache of its own; a
+ *                                 process keeps what it has compiled, unless this is off
  *     FLASHBACK_CACHE_MB          most megabytes there, 256 by default; what was used longest ago goes first
  *     FLASHBACK_KERNELS           folder of kernel files to compile instead of the built-in ones
  *     FLASHBACK_LOG               file that gets a line for each kernel read, compiled or removed
  *     FLASHBACK_NVRTC             path of the NVRTC library to use, tried first
+ *     FLASHBACK_DS_BYTES_MAX      Metal: most bytes of dS that a backward may keep, 0 by default. It is then
+ *                                 made once and not twice; same bits, memory that grows with Lq Lk
+ *     FLASHBACK_TILES             Metal: how many tiles that fit are to be passed over, to look for better
+ *                                 ones: forward=1,dq=0,dkdv=2,dbias=0
  *
  * An unknown value is an error that lists the valid ones; an empty one counts as unset. A cache folder that
  * cannot be used is no error: kernels are compiled when they are needed then.
@@ -238,8 +245,10 @@ FB_API fb_window fb_window_band(int64_t left, int64_t right);
 
 /* ---- The data ------------------------------------------------------------------------------------------ */
 
-/* A place in memory: a pointer (or a device buffer's handle) and an offset in bytes. Needs to be aligned to
- * the element only. */
+/* A place in memory: a pointer (on Metal an MTLBuffer) and an offset in bytes. Needs to be aligned to the
+ * element only. On Metal every tensor may have a buffer of its own, or several share one; a buffer has to be
+ * of the plan's device, long enough for its tensor, and tracked for hazards, as buffers are unless they say
+ * otherwise. */
 typedef struct fb_ref {
     void *data;
     uint64_t offset;
@@ -267,7 +276,9 @@ typedef struct fb_io {
                                 mask,   they do not move positions: off stays Lk - Lq */
     fb_ref workspace;        /* scratch, any content, no alignment needed */
     uint64_t workspace_size; /* bytes there; at least fb_plan_workspace */
-    void *stream;            /* CUDA: the CUstream; Metal: the command queue; CPU: NULL */
+    void *stream; /* CUDA: the CUstream. Metal: an MTLCommandQueue, on which the call commits command buffers
+                     and returns; an MTLCommandBuffer, into which it encodes, and which the caller commits; or
+                     NULL: the call returns when it is done. CPU: NULL */
 } fb_io;
 
 /* Sets all of *io to NULL and its size. A NULL io is ignored. */
@@ -302,7 +313,9 @@ FB_API fb_status fb_supported(const fb_desc *desc);
 /* ---- The verbs ----------------------------------------------------------------------------------------- */
 
 /* out, lse from q, k, v and the options. Allocates nothing, takes no lock, reads no environment; on a GPU it
- * is queued on io->stream and may be captured into a graph. Errors: FB_INVALID, FB_DEVICE. */
+ * is queued on io->stream, and with CUDA may be captured into a graph. On Metal, long work is cut into
+ * several command buffers, but for a caller's own; what fails on a caller's queue after the call is the error
+ * of the next call or fb_sync there. Errors: FB_INVALID, FB_DEVICE, FB_MEMORY. */
 FB_API fb_status fb_forward(const fb_plan *plan, const fb_io *io);
 
 /* dq, dk, dv (dbias, dsinks) from q, k, v, out, lse, dout (dlse) and the options. Overwrites the gradients,
@@ -321,13 +334,16 @@ FB_API fb_status fb_merge(const fb_plan *plan, fb_ref out, fb_ref lse, fb_ref ot
 
 /* Allocates `bytes` on a device (64-byte aligned on the CPU, content undefined); 0 bytes gives a valid ref.
  * Release with fb_free. From 4 MiB on, CPU memory asks for huge pages, which makes long calls a few percent
- * faster than malloc's. Errors: FB_NO_DEVICE, FB_MEMORY. */
+ * faster than malloc's. On Metal: an MTLBuffer that host and GPU share. Errors: FB_NO_DEVICE, FB_MEMORY. */
 FB_API fb_status fb_alloc(fb_ref *ref, fb_device device, int32_t index, size_t bytes);
 FB_API fb_status fb_free(fb_ref *ref, fb_device device, int32_t index); /* sets *ref to NULL */
-/* Copies to and from a device, ordered after what was queued on the default stream. */
+/* Copies to and from a device, ordered after what was queued on the default stream; done when they return, for
+ * all streams. On Metal buffers may also be the caller's, unless their storage is private; what was queued on a
+ * caller's queue is to be waited for first. */
 FB_API fb_status fb_write(fb_ref to, const void *from, size_t bytes, fb_device device, int32_t index);
 FB_API fb_status fb_read(void *to, fb_ref from, size_t bytes, fb_device device, int32_t index);
-/* Waits until everything queued on the device (stream NULL) or on the stream is done. */
+/* Waits until everything queued on the device (stream NULL) or on the stream is done. On Metal calls without
+ * a stream are done when they return; a stream is a queue, or a command buffer that was committed. */
 FB_API fb_status fb_sync(fb_device device, int32_t index, void *stream);
 
 /* ---- Words --------------------------------------------------------------------------------------------- */

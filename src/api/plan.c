@@ -3,10 +3,11 @@
 #include "../core/error.h"
 #include "../cpu/cpu.h"
 #include "../cuda/cuda.h"
+#include "../metal/metal.h"
 #include <errno.h>
 #include <stdlib.h>
 
-static const fb__backend *const backends[] = {&fb__cpu, &fb__cuda};
+static const fb__backend *const backends[] = {&fb__cpu, &fb__cuda, &fb__metal};
 
 int fb__backend_count(void) { return (int)(sizeof backends / sizeof *backends); }
 
@@ -16,8 +17,8 @@ const fb__backend *fb__backend_of(fb_device device) {
     for (int i = 0; i < fb__backend_count(); i++)
         if (backends[i]->device == device)
             return backends[i];
-    fb__error_set("device %s is not part of this library (%s); it has: cpu, cuda", fb_device_name(device),
-                  fb_version());
+    fb__error_set("device %s is not part of this library (%s); it has: cpu, cuda, metal",
+                  fb_device_name(device), fb_version());
     return NULL;
 }
 

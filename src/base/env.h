@@ -13,7 +13,9 @@
     X(FLASHBACK_CACHE_MB, "most megabytes of compiled kernels to keep there")                                \
     X(FLASHBACK_KERNELS, "folder of kernel files to compile instead of the built-in ones")                   \
     X(FLASHBACK_LOG, "file that gets a line for each kernel read, compiled or removed")                      \
-    X(FLASHBACK_NVRTC, "path of the NVRTC library to use, tried first")
+    X(FLASHBACK_NVRTC, "path of the NVRTC library to use, tried first")                                      \
+    X(FLASHBACK_DS_BYTES_MAX, "Metal: most bytes of dS that a backward may keep between its kernels")        \
+    X(FLASHBACK_TILES, "Metal: tiles that fit and are to be passed over: forward=1,dq=0,dkdv=2,dbias=0")
 
 /* The system's, which say where a user's files belong. */
 #define FB__ENV_SYSTEM_LIST(X)                                                                               \

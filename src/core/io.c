@@ -10,11 +10,12 @@
 typedef enum use { UNUSED, ELSEWHERE, OPTIONAL, IN, OUT } use;
 
 /* Where a tensor lies: bytes [base, end), reached as base + i*stride[0] + j*stride[1] + k*stride[2] + [0,
- * width). */
+ * width). They are addresses; where refs are handles of buffers, they are bytes of the buffer `memory`. */
 typedef struct place {
     const char *name;
     use role;
     fb_ref *ref;
+    const void *memory;
     uintptr_t base, end;
     int64_t count[3], stride[3];
     int64_t width;
@@ -28,7 +29,7 @@ static use backward_use(const fb__problem *p, fb__pass pass, bool has, use how) 
     return pass == FB__BACKWARD ? how : ELSEWHERE;
 }
 
-#define MAX_PLACES 24
+#define MAX_PLACES FB__MAX_EXTENTS
 typedef struct places {
     place at[MAX_PLACES];
     int n;
@@ -36,18 +37,37 @@ typedef struct places {
 
 static place strided(const char *name, use role, fb_ref *ref, fb_strides s, int64_t batch, int64_t heads,
                      int64_t rows, int64_t cols, size_t bytes) {
-    uintptr_t base = (uintptr_t)fb__at(*ref);
     int64_t e = (int64_t)bytes;
-    place p = {name,     role, ref, base, base, {batch, heads, rows}, {s.batch * e, s.head * e, s.row * e},
-               cols * e, bytes};
-    if (base && batch && heads && rows && cols)
-        p.end = base + (uintptr_t)((batch - 1) * p.stride[0] + (heads - 1) * p.stride[1] +
-                                   (rows - 1) * p.stride[2] + p.width);
-    return p;
+    return (place){.name = name,
+                   .role = role,
+                   .ref = ref,
+                   .count = {batch, heads, rows},
+                   .stride = {s.batch * e, s.head * e, s.row * e},
+                   .width = cols * e,
+                   .element = bytes};
 }
 
 static place flat(const char *name, use role, fb_ref *ref, int64_t count, size_t bytes) {
     return strided(name, role, ref, (fb_strides){0, 0, 0}, 1, 1, 1, count, bytes);
+}
+
+static bool is_empty(const place *p) { return !p->width || !p->count[0] || !p->count[1] || !p->count[2]; }
+
+/* From its first byte to behind its last one. */
+static uintptr_t extent(const place *p) {
+    return is_empty(p) ? 0
+                       : (uintptr_t)((p->count[0] - 1) * p->stride[0] + (p->count[1] - 1) * p->stride[1] +
+                                     (p->count[2] - 1) * p->stride[2] + p->width);
+}
+
+static void locate(const fb__problem *p, places *all) {
+    const bool handles = p->d.device == FB_METAL;
+    for (int i = 0; i < all->n; i++) {
+        place *at = &all->at[i];
+        at->memory = handles ? at->ref->data : NULL;
+        at->base = handles ? (uintptr_t)at->ref->offset : (uintptr_t)fb__at(*at->ref);
+        at->end = at->base + (at->ref->data ? extent(at) : 0);
+    }
 }
 
 /* The bytes that a place covers inside one period of `step`, as an interval [at, at + width); false if its
@@ -76,7 +96,8 @@ static bool interleave(const place *a, const place *b) {
 }
 
 static bool overlap(const place *a, const place *b) {
-    return a->base < b->end && b->base < a->end && !interleave(a, b) && !interleave(b, a);
+    return a->memory == b->memory && a->base < b->end && b->base < a->end && !interleave(a, b) &&
+           !interleave(b, a);
 }
 
 static fb_status check_overlap(const places *all) {
@@ -96,26 +117,26 @@ static fb_status check_overlap(const places *all) {
 }
 
 /* Where a tensor without elements lies if the caller gives NULL: arithmetic on NULL is undefined even with 0.
- * Nobody reads or writes there. */
+ * Nobody reads or writes there. A handle stays NULL. */
 static const max_align_t nowhere;
 
 /* Pointers are there exactly where the plan uses them, and aligned to their element. */
-static fb_status check_present(const places *all) {
+static fb_status check_present(const places *all, bool handles) {
     for (int i = 0; i < all->n; i++) {
         const place *p = &all->at[i];
-        bool empty = !p->width || !p->count[0] || !p->count[1] || !p->count[2];
-        if (p->role == UNUSED && p->base)
+        const bool given = p->ref->data;
+        if (p->role == UNUSED && given)
             return fb__error(FB_INVALID,
                              "io.%s is given, but the plan does not use it; set its flag in "
                              "desc.flags, or leave it NULL",
                              p->name);
-        bool missing = (p->role == IN || p->role == OUT) && !p->base;
-        if (missing && empty)
-            *p->ref = (fb_ref){(void *)(uintptr_t)&nowhere, 0};
+        bool missing = (p->role == IN || p->role == OUT) && !given;
+        if (missing && is_empty(p))
+            *p->ref = (fb_ref){handles ? NULL : (void *)(uintptr_t)&nowhere, 0};
         else if (missing)
             return fb__error(FB_INVALID, "io.%s is NULL, but the plan %s it", p->name,
                              p->role == IN ? "reads" : "writes");
-        if (p->role > ELSEWHERE && p->base % p->element)
+        if (p->role > ELSEWHERE && given && p->base % p->element)
             return fb__error(FB_INVALID, "io.%s is 0x%llx, expected a multiple of its element's %zu bytes",
                              p->name, (unsigned long long)p->base, p->element);
     }
@@ -218,22 +239,56 @@ fb_status fb__problem_check_io(const fb__problem *p, fb__pass pass, size_t works
     places all = {.n = 0};
     list_tensors(p, pass, io, &all);
     list_rest(p, pass, io, &all);
-    FB_TRY(check_present(&all));
+    locate(p, &all);
+    FB_TRY(check_present(&all, p->d.device == FB_METAL));
     all.at[all.n++] = flat("workspace", OUT, &io->workspace, (int64_t)workspace, 1);
+    locate(p, &all);
     return check_overlap(&all);
 }
 
-fb_status fb__problem_check_merge(const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out,
-                                  fb_ref other_lse) {
+static int list_extents(const places *all, fb__extent *extents) {
+    int n = 0;
+    for (int i = 0; i < all->n; i++)
+        if (all->at[i].role > ELSEWHERE && all->at[i].ref->data)
+            extents[n++] = (fb__extent){all->at[i].name, *all->at[i].ref, extent(&all->at[i])};
+    return n;
+}
+
+int fb__problem_extents(const fb__problem *p, fb__pass pass, size_t workspace, const fb_io *io,
+                        fb__extent extents[FB__MAX_EXTENTS]) {
+    fb_io refs = *io;
+    places all = {.n = 0};
+    list_tensors(p, pass, &refs, &all);
+    list_rest(p, pass, &refs, &all);
+    all.at[all.n++] = flat("workspace", OUT, &refs.workspace, (int64_t)workspace, 1);
+    return list_extents(&all, extents);
+}
+
+/* The tensors of fb_merge. */
+static places list_merge(const fb__problem *p, fb_ref *out, fb_ref *lse, fb_ref *other_out,
+                         fb_ref *other_lse) {
     const fb_desc *d = &p->d;
     bool packed = fb__has(p, FB_PACKED);
     int64_t batch = packed ? 1 : d->batch, rows = packed ? d->total_q : d->len_q;
     size_t element = fb__dtype_bytes(d->dtype), stat = fb__stat_bytes(d->dtype);
     places all = {.n = 4};
-    all.at[0] = strided("out", OUT, &out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
-    all.at[1] = flat("lse", OUT, &lse, batch * d->heads_q * rows, stat);
-    all.at[2] = strided("other_out", IN, &other_out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
-    all.at[3] = flat("other_lse", IN, &other_lse, batch * d->heads_q * rows, stat);
-    FB_TRY(check_present(&all));
+    all.at[0] = strided("out", OUT, out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
+    all.at[1] = flat("lse", OUT, lse, batch * d->heads_q * rows, stat);
+    all.at[2] = strided("other_out", IN, other_out, d->out, batch, d->heads_q, rows, d->head_dim_v, element);
+    all.at[3] = flat("other_lse", IN, other_lse, batch * d->heads_q * rows, stat);
+    locate(p, &all);
+    return all;
+}
+
+int fb__problem_merge_extents(const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out,
+                              fb_ref other_lse, fb__extent extents[FB__MAX_EXTENTS]) {
+    const places all = list_merge(p, &out, &lse, &other_out, &other_lse);
+    return list_extents(&all, extents);
+}
+
+fb_status fb__problem_check_merge(const fb__problem *p, fb_ref out, fb_ref lse, fb_ref other_out,
+                                  fb_ref other_lse) {
+    const places all = list_merge(p, &out, &lse, &other_out, &other_lse);
+    FB_TRY(check_present(&all, p->d.device == FB_METAL));
     return check_overlap(&all);
 }

@@ -33,6 +33,20 @@ fb_status fb__problem_check_io(const fb__problem *p, fb__pass pass, size_t works
 fb_status fb__problem_check_merge(const fb__problem *problem, fb_ref out, fb_ref lse, fb_ref other_out,
                                   fb_ref other_lse);
 
+/* A tensor that a pass uses: `bytes` from ref on hold it, gaps included. For backends whose refs are handles
+ * of buffers that have a length. At most FB__MAX_EXTENTS; returns how many. */
+#define FB__MAX_EXTENTS 24
+typedef struct fb__extent {
+    const char *name;
+    fb_ref ref;
+    uint64_t bytes;
+} fb__extent;
+
+int fb__problem_extents(const fb__problem *problem, fb__pass pass, size_t workspace, const fb_io *io,
+                        fb__extent extents[FB__MAX_EXTENTS]);
+int fb__problem_merge_extents(const fb__problem *problem, fb_ref out, fb_ref lse, fb_ref other_out,
+                              fb_ref other_lse, fb__extent extents[FB__MAX_EXTENTS]);
+
 /* Bytes of one element of q, and of lse and sinks. */
 size_t fb__dtype_bytes(fb_dtype dtype);
 size_t fb__stat_bytes(fb_dtype dtype);

@@ -93,7 +93,12 @@ fb_status fb__cuda_write(fb_ref to, const void *from, size_t bytes, int32_t inde
     place p;
     FB_TRY(enter(&p, index));
     int result = p.driver.cuMemcpyHtoD(address(fb__at(to)), from, bytes);
-    return leave(&p, fb__driver_check(&p.driver, result, "cuMemcpyHtoD"), 1);
+    fb_status status = fb__driver_check(&p.driver, result, "cuMemcpyHtoD");
+    /* The driver has the bytes then, the device perhaps not yet; and some streams do not wait for the NULL
+     * stream, on which they come. */
+    if (status == FB_OK)
+        status = fb__driver_check(&p.driver, p.driver.cuStreamSynchronize(NULL), "cuStreamSynchronize");
+    return leave(&p, status, 1);
 }
 
 fb_status fb__cuda_read(void *to, fb_ref from, size_t bytes, int32_t index) {

@@ -52,7 +52,7 @@ typedef struct file {
 } file;
 
 static fb_status find_in_folder(const char *folder, const char *name, file *found) {
-    static const char *const places[] = {"", "/../../shared"};
+    static const char *const places[] = {"", "/..", "/../../shared"};
     int reason = ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char path[4096];
@@ -78,7 +78,7 @@ static fb_status find_in_folder(const char *folder, const char *name, file *foun
     }
     return fb__error(
         FB_INVALID,
-        "FLASHBACK_KERNELS is '%s', but '%s' can be read neither there nor in ../../shared of it: "
+        "FLASHBACK_KERNELS is '%s', but '%s' can be read neither there nor in .. or ../../shared of it: "
         "%s. Expected the folder with all kernel files, or none to use the built-in ones",
         folder, name, strerror(reason));
 }

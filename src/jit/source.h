@@ -19,8 +19,8 @@ extern const fb__jit_file fb__jit_files[];
  * Includes are not conditional: a file stands where it is named first. Lines with <> stay for the compiler,
  * those with `#pragma once` become empty.
  *
- * With FLASHBACK_KERNELS=dir every file is read from dir, or else from dir/../../shared. A file that is not
- * there is FB_INVALID; FB_COMPILE stands for one that is not built in. */
+ * With FLASHBACK_KERNELS=dir every file is read from dir, or else from dir/.. or dir/../../shared. A file
+ * that is not there is FB_INVALID; FB_COMPILE stands for one that is not built in. */
 fb_status fb__jit_source(const char *name, char **text);
 
 #endif

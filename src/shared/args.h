@@ -1,15 +1,9 @@
 /* What the kernels of a GPU get: one struct by value, the same for all of them. Filled by a backend for each
- * call, read only afterwards. Floor: shared. */
+ * call, read only afterwards. In Metal a struct holds no pointers: see metal/abi.h. Floor: shared. */
 #ifndef FB_SHARED_ARGS_H
 #define FB_SHARED_ARGS_H
 
 #include "mask.h"
-
-/* A tensor of [batch, head, row, column]: strides in elements, columns contiguous. */
-typedef struct fb__view {
-    void *at;
-    fb_i64 batch, head, row;
-} fb__view;
 
 /* fb__args.flags. The first ones say how a tensor lies: every row starts at a multiple of 16 bytes. */
 #define FB_Q16 (1u << 0)
@@ -35,6 +29,14 @@ typedef struct fb__view {
 /* Window entries are at most this: then nothing overflows even where a compiler subtracts first and compares
  * afterwards, as NVRTC 13.0 does in fb__band_lo. */
 #define FB_FAR ((fb_i64)1 << 62)
+
+#ifndef __METAL_VERSION__
+
+/* A tensor of [batch, head, row, column]: strides in elements, columns contiguous. */
+typedef struct fb__view {
+    void *at;
+    fb_i64 batch, head, row;
+} fb__view;
 
 typedef struct fb__args {
     fb__view q, k, v, out, dout, dq, dk, dv, bias, dbias, mask; /* .at = NULL: not part of the problem */
@@ -64,5 +66,7 @@ typedef struct fb__args {
     float scale, scale_log2;        /* scale, and scale * log2(e) */
     float softcap, softcap_inverse; /* 0: none */
 } fb__args;
+
+#endif
 
 #endif

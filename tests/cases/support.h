@@ -70,10 +70,12 @@ static const char *const isas[] = {"scalar", "baseline",   "avx2",      "avx512"
 static const fb_route routes[] = {FB_REFERENCE, FB_FUSED, FB_VECTOR, FB_UNFUSED};
 enum { ISAS = sizeof isas / sizeof *isas, WIDE_ISAS = 4, ROUTES = sizeof routes / sizeof *routes };
 
-/* TEST_DEVICE=cuda: the same tests on a GPU, by the routes that it has. f64 stays on the CPU. */
+/* TEST_DEVICE=cuda or metal: the same tests on a GPU, by the routes that it has. f64 stays on the CPU. */
 static inline fb_device device_for(fb_dtype dtype) {
     const char *device = getenv("TEST_DEVICE");
-    return device && strcmp(device, "cuda") == 0 && dtype != FB_F64 ? FB_CUDA : FB_CPU;
+    if (!device || dtype == FB_F64)
+        return FB_CPU;
+    return strcmp(device, "cuda") == 0 ? FB_CUDA : strcmp(device, "metal") == 0 ? FB_METAL : FB_CPU;
 }
 
 static inline bool is_offered(const fb_desc *desc, fb_route route) {

@@ -14,7 +14,7 @@ for command in "bench --device cuda" "bench --device cuda --set original" "warm 
     [ -s out ] && fail "$command: something on standard output"
 done
 expect 4 bench --device metal
-has err "metal is not part of this library"
+has err "Metal is a part of macOS"
 expect 0 check --filter 'f32.b1h2k2.q5k7.d8'
 has out "0 failed"
 unset CUDA_VISIBLE_DEVICES
@@ -155,3 +155,33 @@ LD_LIBRARY_PATH=$MOCKS/driver FLASHBACK_NVRTC=/nowhere
 expect 4 bench $small
 has err "FLASHBACK_NVRTC"
 [ -z "$(ls -A temporary)" ] || fail "the folder of the cold cache is left"
+
+# Metal, on the mock of its libraries: devices, plans, warm, bench. It computes nothing either.
+[ -e "$MOCKS/metal/Metal" ] || exit 0
+LD_LIBRARY_PATH=$MOCKS/metal
+quietly info
+has out "metal device 0: Mock Apple GPU 0, family Apple9"
+quietly explain --device metal --shape 1,2,1,24,40,16
+has out "gpu: Mock Apple GPU 0, family Apple9; code by Metal"
+for name in f32 f16 bf16 blhd packed everything blocks; do
+    quietly run $name.safetensors --device metal --index 0 --repeat 2 -o out_$name.safetensors
+    [ -s out_$name.safetensors ] || fail "no output of $name"
+done
+expect 4 run f64.safetensors --device metal
+has err "f64"
+expect 4 check --device metal --index 1 --filter 'f32.b1h2k2.q5k7.d8'
+has err "it must be 0"
+quietly warm --device metal --dtype bf16 --dim 64
+grep -q '^compiled .* forward.metal .* bf16 1,8,8,4096,4096,64 dense' out || fail "warm names no kernel"
+quietly bench --device metal --shape 1,2,1,24,40,16 --min-time 0
+grep -q '^| 1,2,1,24,40,16 | f32 | dense | bwd | fused | .* | - | ' out || fail "no row, or one with a peak"
+quietly bench --device metal --shape 1,2,1,24,40,16 --min-time 0 --format jsonl --pass fwd
+python3 - <<'END' || fail "jsonl"
+import json
+row, = [json.loads(line) for line in open("out")]
+assert row["device"] == "metal" and row["machine"] == "Mock Apple GPU 0" and row["isa"] == "Apple9", row
+END
+expect 2 bench --device metal --regime burst
+has err "--regime is about NVIDIA GPUs"
+expect 0 bench --device metal --set original --max-len 512 --mask dense --min-time 0
+[ "$(grep -c '^| dense | .* | 32 | 512 |' out)" = 3 ] || fail "the original's table has D 64, 96 and 128"

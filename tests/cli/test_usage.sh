@@ -58,9 +58,9 @@ expect 2 bench --pass up
 expect 2 bench --mask dense --causal
 expect 2 bench --set original --pass fwd
 expect 2 bench --regime both
-has err "--regime is about GPUs"
+has err "--regime is about NVIDIA GPUs"
 expect 2 bench --no-costs
-has err "--no-costs is about GPUs"
+has err "--no-costs is about NVIDIA GPUs"
 expect 2 bench --regime slow
 has err "--regime is 'slow'"
 expect 2 bench --device cuda --regime burst --min-time 1

@@ -14,7 +14,7 @@ CC = os.environ["FLASHBACK_CC"]
 
 SKIPPED_FOLDERS = {".git", "build", "__pycache__"}
 CODE_SUFFIXES = {".c", ".h", ".inc"}
-KERNEL_SUFFIXES = {".cu", ".cuh"}
+KERNEL_SUFFIXES = {".cu", ".cuh", ".metal", ".msl"}
 
 
 def files(suffixes=None, under="."):

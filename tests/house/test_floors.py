@@ -15,7 +15,9 @@ FLOORS = {
     "src/cpu": {"src/core", "src/base", "src/shared", "include"},
     "src/cuda/kernels": {"src/shared"},
     "src/cuda": {"src/jit", "src/core", "src/base", "src/shared", "include"},
-    "src/api": {"src/cpu", "src/cuda", "src/core", "src/base", "src/shared", "include"},
+    "src/metal/kernels": {"src/metal", "src/shared"},  # of src/metal abi.h only
+    "src/metal": {"src/jit", "src/core", "src/base", "src/shared", "include"},
+    "src/api": {"src/cpu", "src/cuda", "src/metal", "src/core", "src/base", "src/shared", "include"},
     "include": set(),
     "harness": {"include"},
     "cli": {"include", "harness"},
@@ -26,12 +28,16 @@ FLOORS = {
     "tests/unit": {"include", "harness", "cli", "src/cpu", "src/jit", "src/core", "src/base", "src/shared"},
     "tests/mock": set(),
     "tests/model": {"tests/mock"},
-    "tests/cuda": {"include", "harness", "cli", "tests/mock", "src/cuda", "src/jit", "src/core", "src/base",
+    "tests/cuda": {"include", "harness", "cli", "tests", "tests/mock", "src/cuda", "src/jit", "src/core", "src/base",
                    "src/shared"},
+    "tests/metal/emulator": {"include", "harness", "tests", "tests/mock", "src/metal", "src/jit", "src/core",
+                             "src/base", "src/shared"},
+    "tests/metal": {"include", "harness", "cli", "tests", "tests/mock", "tests/metal/emulator", "src/metal", "src/jit",
+                    "src/core", "src/base", "src/shared"},
     "tests": {"include", "harness"},
     "examples": {"include"},
 }
-BACKENDS = {"src/cpu", "src/cuda"}
+BACKENDS = {"src/cpu", "src/cuda", "src/metal"}
 
 LIBC = set("""assert ctype errno fenv float inttypes limits math setjmp signal stdarg stdatomic stdbool stddef stdint
     stdio stdlib string time fcntl getopt pthread regex sched strings unistd sys/mman sys/resource sys/stat sys/time
@@ -44,6 +50,8 @@ SYSTEM = {  # headers of the system, for folders that may use others than libc's
     "src/cpu": LIBC | CPU,
     "src/cuda/kernels": set(),
     "src/cuda": LIBC | {"dlfcn", "glob"},
+    "src/metal/kernels": {"metal_stdlib", "metal_simdgroup_matrix"},
+    "src/metal": LIBC | {"dlfcn"},
     "include": {"stddef", "stdint"},
     "harness": LIBC | CPU | {"dirent", "dlfcn"},
     "cli": LIBC | {"jansson"},
@@ -51,8 +59,10 @@ SYSTEM = {  # headers of the system, for folders that may use others than libc's
     "tests/gpt": LIBC | {"cmocka", "omp"},
     "tests/unit": LIBC | {"cmocka", "dirent"},
     "tests/cuda": LIBC | {"cmocka", "dlfcn"},
+    "tests/metal/emulator": LIBC | {"cmocka", "dlfcn"},
+    "tests/metal": LIBC | {"cmocka", "dlfcn"},
     "tests/model": LIBC | {"dlfcn", "elf"},
-    "tests": LIBC | {"cmocka"},
+    "tests": LIBC | {"cmocka", "dlfcn"},
 }
 
 

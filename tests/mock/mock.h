@@ -62,4 +62,45 @@ typedef struct mock_cublas_state {
     long products; /* that ran */
 } mock_cublas_state;
 
+/* "mock_metal" in libobjc.A.dylib, beside which lies Metal. Calls that may fail are those that can give NULL,
+ * and the commit of a command buffer, which then ends with an error. A failure has the call's name in its
+ * NSError where it has one. What a queue is given runs when somebody waits for it. */
+typedef struct mock_dispatch {
+    char function[32];
+    unsigned long x, y, threads, shared_bytes;
+    long buffer;  /* number of the command buffer, from 1 on */
+    long barrier; /* barriers and encoders before it in its command buffer */
+} mock_dispatch;
+
+enum { MOCK_DISPATCHES = 512, MOCK_CODE_INTERNAL = 1, MOCK_CODE_TIMEOUT = 2, MOCK_CODE_MEMORY = 8 };
+
+typedef struct mock_metal_state {
+    int devices;               /* 1 */
+    int family;                /* 9: Apple9 and the ones before */
+    int macos;                 /* 15 */
+    unsigned long buffer_most; /* bytes; 1 << 33 */
+    unsigned long memory_most; /* bytes of all buffers; 1 << 33 */
+    const char *limited;       /* the function whose pipelines allow less, or NULL */
+    unsigned long limited_to;  /* threads */
+    unsigned long simd_width;  /* 32 */
+    int layout;                /* what fb_layout answers where kernels do not run; 1 */
+    const char *compile_error; /* what the compiler says of the next texts; NULL: nothing */
+    long fail_at;              /* calls + 1 is the next; 0 = none */
+    int fail_code;             /* of the NSError */
+    /* ---- */
+    long calls;
+    const char *failed;
+    long live; /* objects besides devices and classes */
+    int pools; /* open ones */
+    int locks; /* held by objc_sync_enter */
+    int strange;
+    const char *strangest;
+    long compilations;
+    unsigned long language; /* of the last one */
+    int fast_math;          /* of the last one; -1: nobody said */
+    long committed, waited; /* command buffers */
+    long dispatch_count;    /* in the order in which they ran */
+    mock_dispatch dispatches[MOCK_DISPATCHES];
+} mock_metal_state;
+
 #endif

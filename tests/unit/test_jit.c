@@ -7,7 +7,7 @@
 /* Every built-in file, byte for byte as in the tree, whose top is the working directory. */
 static void test_built_in(void **state) {
     (void)state;
-    static const char *const folders[] = {"src/shared", "src/cuda/kernels", "src/metal/kernels"};
+    static const char *const folders[] = {"src/shared", "src/cuda/kernels", "src/metal", "src/metal/kernels"};
     int count = 0;
     for (const fb__jit_file *f = fb__jit_files; f->name; f++, count++) {
         FILE *file = NULL;
@@ -100,6 +100,10 @@ static void test_includes(void **state) {
     put("shared/s.h", "s");
     assert_int_equal(fb__jit_source("s.h", &text), FB_OK); /* found in ../../shared */
     assert_string_equal(text, "#line 1 \"s.h\"\ns\n");
+    free(text);
+    put("cuda/s.h", "near\n");
+    assert_int_equal(fb__jit_source("s.h", &text), FB_OK); /* found in .. */
+    assert_string_equal(text, "#line 1 \"s.h\"\nnear\n");
     free(text);
     put("cuda/kernels/s.h", "nearer\n");
     assert_int_equal(fb__jit_source("s.h", &text), FB_OK);

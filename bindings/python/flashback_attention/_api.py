@@ -67,7 +67,8 @@ def attention(
         block_mask: a BlockMask, the same for blocks of cells; blocks that are off cost nothing.
         sinks: one logit per query head [Hq], which joins the denominator only; f32 (f64 for f64).
         cu_seqlens_q, cu_seqlens_k: int32 [B+1] from 0, ascending: sequences lie end to end in [total,H,D]. On the CPU
-            they are checked; on a GPU wrong ones read outside of their sequence.
+            they are checked; on a GPU wrong ones read outside of their sequence. Rows behind the last boundary give
+            out 0, lse -inf and gradients of 0.
         alignment: "bottom_right" or "top_left", see causal.
         deterministic: bits equal from run to run. None: as torch.are_deterministic_algorithms_enabled() says, for
             PyTorch's tensors. On the CPU always so.
@@ -195,17 +196,13 @@ def _torch_side(q, k, v, arguments, **more):
         return None
     arguments.check()
     given = *arguments.operands(q, k, v), *more.values()
-    found = [isinstance(t, torch.Tensor) for t in given]
-    if not any(found):
+    others = [n for n, t in enumerate(given) if not isinstance(t, torch.Tensor) and (t is not None or n < 3)]
+    if not others:
+        return _torch or _torch_module()
+    if not any(isinstance(t, torch.Tensor) for t in given):
         return None
-    for n, (is_tensor, t) in enumerate(zip(found, given)):
-        if not is_tensor and (t is not None or n < 3):
-            name = (*_plan.PUBLIC, *more)[n]
-            raise TypeError(
-                f"{name} is of type {type(t).__name__}, but others are PyTorch's tensors; torch.as_tensor makes one "
-                "of it"
-            )
-    return _torch_module()
+    name, kind = (*_plan.PUBLIC, *more)[others[0]], type(given[others[0]]).__name__
+    raise TypeError(f"{name} is of type {kind}, but others are PyTorch's tensors; torch.as_tensor makes one of it")
 
 
 _torch = None  # the module, once a tensor has come; found by its name it would cost a microsecond in every call
@@ -213,11 +210,10 @@ _torch = None  # the module, once a tensor has come; found by its name it would 
 
 def _torch_module():
     global _torch
-    if _torch is None:
-        from . import _torch as module
+    from . import _torch as module
 
-        _torch = module
-    return _torch
+    _torch = module
+    return module
 
 
 def _resolve(q, k, v, arguments):

@@ -213,10 +213,17 @@ class Arrays:
     def empty(place, like):
         if _is_numpy(like.owner):
             array = _numpy_empty(place)
-            return View(array.__array_interface__["data"][0], *place, _CPU, array)
-        size = place.type[1] // 8 * math.prod(place.shape)
-        memory = _engine.Memory(size)
-        return View(memory.ref.data, place.shape, place.strides, place.type, _CPU, Tensor(memory, place))
+            if place.fill is not None:
+                array.fill(place.fill)
+            return View(array.__array_interface__["data"][0], *place[:3], _CPU, array)
+        count = math.prod(place.shape)
+        memory = _engine.Memory(place.type[1] // 8 * count)
+        if place.fill == 0:
+            c.memset(memory.ref.data, 0, memory.size)
+        elif place.fill is not None:  # of lse, which is f32 or f64
+            kind = c.c_double if place.type == CODES["f64"] else c.c_float
+            (kind * count).from_address(memory.ref.data)[:] = [place.fill] * count
+        return View(memory.ref.data, *place[:3], _CPU, Tensor(memory, place))
 
     @staticmethod
     def workspace(size, like):
@@ -242,7 +249,7 @@ def swapped(view):
     if _is_numpy(view.owner):
         return _numpy_view(view.owner.transpose(0, 2, 1, 3), "result")
     place = Place((b, l, h, d), (sb, sl, sh, sd), view.type)
-    return View(view.data, *place, _CPU, Tensor(view.owner._memory, place))
+    return View(view.data, *place[:3], _CPU, Tensor(view.owner._memory, place))
 
 
 def result(view, like):

@@ -57,11 +57,13 @@ class Options(typing.NamedTuple):
 
 
 class Place(typing.NamedTuple):
-    """Shape, strides in elements and type of a tensor that a call makes."""
+    """Shape, strides in elements and type of a tensor that a call makes. `fill` is what it holds before, None where all
+    of it is written: of packed batches the library leaves rows behind the last boundary alone."""
 
     shape: tuple
     strides: tuple
     type: tuple
+    fill: typing.Optional[float] = None
 
 
 def contiguous(shape):
@@ -239,20 +241,22 @@ def results(views):
     """Places of out and lse: out is dense in the order of q's dimensions, lse contiguous in f32, or f64 for f64."""
     q, v = views["q"], views["v"]
     shape, order = q.shape[:-1] + v.shape[-1:], q.strides
-    rows = q.shape[1::-1] if len(q.shape) == 3 else q.shape[:-1]
+    packed = len(q.shape) == 3
+    rows = q.shape[1::-1] if packed else q.shape[:-1]
     return (
-        Place(shape, dense(shape, order), q.type),
-        Place(rows, contiguous(rows), CODES["f64" if q.word == "f64" else "f32"]),
+        Place(shape, dense(shape, order), q.type, 0.0 if packed else None),
+        Place(rows, contiguous(rows), CODES["f64" if q.word == "f64" else "f32"], -math.inf if packed else None),
     )
 
 
 def gradients(views, wanted):
     """Places of the wanted gradients, None for the others: each is dense in the order of its tensor's dimensions."""
-    of = dict(zip(GRADIENTS, ("q", "k", "v", "bias", "sinks")))
-    return [
-        Place(views[of[n]].shape, dense(views[of[n]].shape, views[of[n]].strides), views[of[n]].type) if w else None
-        for n, w in zip(GRADIENTS, wanted)
-    ]
+    places = []
+    for name, w in zip(("q", "k", "v", "bias", "sinks"), wanted):
+        view = views[name]
+        fill = 0.0 if w and len(view.shape) == 3 else None
+        places.append(Place(view.shape, dense(view.shape, view.strides), view.type, fill) if w else None)
+    return places
 
 
 def describe_backward(views, options, dout, dlse, wanted):

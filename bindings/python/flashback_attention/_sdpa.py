@@ -31,6 +31,8 @@ def _reason(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
         return "operands are no tensors"
     if dropout_p:
         return "dropout"
+    if any(x.is_nested for x in (q, k, v)):
+        return "nested tensors"
     if any(x.dim() != 4 for x in (q, k, v)):
         return "not [batch, heads, length, head_dim]"
     if attn_mask is not None and is_causal:
@@ -41,8 +43,8 @@ def _reason(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
         return "heads that differ without enable_gqa"
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
         return "operands of several types or devices"
-    if q.is_nested or q.device.type not in ("cpu", "cuda"):
-        return f"{'nested tensors' if q.is_nested else q.device.type}"
+    if q.device.type not in ("cpu", "cuda"):
+        return f"tensors on {q.device.type}"
     if any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in (q, k, v)):
         return "a last dimension that is not contiguous"
     return _mask_reason(q, k, attn_mask)

@@ -49,7 +49,8 @@ class Tensors:
 
     @staticmethod
     def empty(place, like):
-        return torch.empty_strided(place.shape, place.strides, dtype=_DTYPES[place.type], device=like.device)
+        found = torch.empty_strided(place.shape, place.strides, dtype=_DTYPES[place.type], device=like.device)
+        return found if place.fill is None else found.fill_(place.fill)
 
     @staticmethod
     def workspace(size, like):

@@ -36,6 +36,11 @@ class Mask:
         self.shape, self.left, self.right, self.offset = shape, left, right, offset
         self.keys, self.lens, self.cu, self.longest = keys, lens, cu, longest
 
+    def to(self, device, **how):
+        """The mask on another device: what accelerate asks of arguments when layers lie on several."""
+        keys, lens, cu = (x if x is None else x.to(device, **how) for x in (self.keys, self.lens, self.cu))
+        return Mask(self.shape, self.left, self.right, self.offset, keys, lens, cu, self.longest)
+
     def __repr__(self):
         used = [n for n in ("keys", "lens", "cu") if getattr(self, n) is not None]
         return f"Mask({list(self.shape)}, window ({self.left}, {self.right}), offset {self.offset}, {used})"
@@ -71,13 +76,16 @@ def _both(a, b):
 
 def _recognise(function):
     """The _Pattern that a mask function is, or None. Functions are told by the place in transformers.masking_utils that
-    makes them; anything else is not recognised."""
-    if getattr(function, "__module__", None) != "transformers.masking_utils":
+    makes them; anything else is not recognised. A trace cannot look into nested ones."""
+    from transformers import masking_utils
+
+    if function is masking_utils.causal_mask_function:
+        return _Pattern(right=0)
+    if function is masking_utils.bidirectional_mask_function:
+        return _Pattern()
+    if _tracing() or getattr(function, "__module__", None) != masking_utils.__name__:
         return None
-    maker = function.__qualname__.partition(".")[0]
-    if maker in ("causal_mask_function", "bidirectional_mask_function"):
-        return _Pattern(right=0) if maker == "causal_mask_function" else _Pattern()
-    held = _cells(function)
+    maker, held = function.__qualname__.partition(".")[0], _cells(function)
     if maker == "and_masks":
         found = _Pattern()
         for part in held["mask_functions"]:
@@ -101,6 +109,8 @@ def _padding(mask, kv_length, kv_offset):
         return None, None
     mask = mask[:, kv_offset : kv_offset + kv_length]
     mask = torch.nn.functional.pad(mask, (0, kv_length - mask.shape[1]))
+    if _tracing():
+        return mask[:, None, None], None
     if mask.all():
         return None, None
     if bool((mask[:, :-1] >= mask[:, 1:]).all()):
@@ -120,18 +130,19 @@ def _boundaries(sequences):
 def attention_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
                    **more):  # fmt: skip
     """What AttentionMaskInterface asks for: a Mask, or the boolean mask [B,1,Lq,Lk] of "sdpa" for what is not
-    recognised, or while a graph is traced, where nothing may depend on what a mask holds."""
+    recognised. While a graph is traced nothing may depend on what a tensor holds: windows, and packed sequences, which
+    every model then has unless it is given a padding mask, become masks of cells."""
     from transformers import masking_utils
 
     if isinstance(attention_mask, Mask):
         return attention_mask
-    pattern = None if _tracing() else _recognise(mask_function or masking_utils.causal_mask_function)
+    mask_function = mask_function or masking_utils.causal_mask_function
+    pattern = _recognise(mask_function)
     packed = pattern is not None and pattern.sequences is not None
-    if (
-        pattern is None
-        or pattern.remapped != packed
-        or (packed and (attention_mask is not None or q_offset or kv_offset))
-    ):
+    # Positions that begin anew are those of packed sequences, or of something else; and packed ones have no past.
+    unknown = isinstance(q_offset, torch.Tensor) and _tracing()  # of a static cache
+    odd = (attention_mask is not None or q_offset or kv_offset) if packed else pattern is None or pattern.remapped
+    if odd or unknown:
         more.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return masking_utils.sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                                        kv_offset=kv_offset, mask_function=mask_function,

@@ -2,6 +2,8 @@
 takes."""
 
 import gc
+import subprocess
+import sys
 
 import conftest
 import pytest
@@ -47,6 +49,17 @@ def test_strides_and_layout(rng):
     assert np.array_equal(np.from_dlpack(out), fa.attention(*views, layout="blhd"))
 
 
+def test_packed(rng):
+    """Rows behind the last boundary, in memory of the library."""
+    q = rng.standard_normal((7, 2, 16)).astype(np.float32)
+    cu = np.array([0, 2, 5], np.int32)
+    want, want_lse = fa.attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, return_lse=True)
+    x = Foreign(q)
+    out, lse = fa.attention(x, x, x, cu_seqlens_q=Foreign(cu), cu_seqlens_k=Foreign(cu), return_lse=True)
+    assert np.array_equal(np.from_dlpack(out), want) and np.array_equal(np.from_dlpack(lse), want_lse)
+    assert (want[5:] == 0).all() and (want_lse[:, 5:] == -np.inf).all()
+
+
 def test_results_outlive_everything(rng):
     """Memory of a result lives as long as any consumer of it, and no longer."""
     q = rng.standard_normal((1, 2, 64, 32)).astype(np.float32)
@@ -64,6 +77,28 @@ def test_results_outlive_everything(rng):
     gc.collect()
     assert len(_arrays._exported) == before
     assert np.array_equal(np.from_dlpack(out), want), "a tensor may be given more than once"
+
+
+def test_results_at_exit():
+    """Results that live until the interpreter ends do no harm."""
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import flashback_attention as fa
+
+class Foreign:
+    def __init__(self, x):
+        self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
+
+q = Foreign(np.ones((1, 2, 300, 16), np.float32))
+kept = [np.from_dlpack(fa.attention(q, q, q)) for _ in range(3)]
+sys.kept, unused = kept, fa.attention(q, q, q).__dlpack__()
+print(kept[0].sum())
+"""
+    place = str(conftest.ROOT / "bindings/python")
+    done = subprocess.run([sys.executable, "-c", code, place], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "9600.0\n", "")
 
 
 def test_refusals(rng):

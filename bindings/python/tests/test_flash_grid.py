@@ -99,7 +99,7 @@ def test_sample(rng, device, dtype, dim, lengths, heads, kind):
 @pytest.mark.long
 @pytest.mark.parametrize("dtype, dim", list(itertools.product(DTYPES, DIMS)))
 def test_grid(rng, dtype, dim):
-    for lengths, kind in itertools.product(LENGTHS, KINDS):
+    for lengths, kind in [*itertools.product(LENGTHS[:6], KINDS), *itertools.product(LENGTHS[6:], ["causal"])]:
         check(rng, "cpu", dtype, dim, lengths, list(HEADS)[rng.integers(3)], kind)
 
 

@@ -157,6 +157,22 @@ def test_packed(rng):
             np.testing.assert_allclose(got[at].transpose(1, 0, 2), want[name][0], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_rows_behind_the_last_boundary(rng):
+    """They give 0 (lse: -inf) and get gradients of 0, whatever they hold: frameworks multiply with all rows."""
+    cu = np.array([0, 4, 9], np.int32)
+    q, dout = (rng.standard_normal((12, 4, 16)).astype(np.float32) for _ in range(2))
+    k = rng.standard_normal((12, 2, 16)).astype(np.float32)
+    options = {"causal": True, "cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    want, want_lse = fa.attention(q[:9], k[:9], k[:9], return_lse=True, **options)
+    right = fa.attention_vjp(dout[:9], q[:9], k[:9], k[:9], want, want_lse, **options)
+    q[9:], k[9:], dout[9:] = np.nan, np.inf, np.nan
+    out, lse = fa.attention(q, k, k, return_lse=True, **options)
+    grads = fa.attention_vjp(dout, q, k, k, out, lse, **options)
+    assert (lse[:, 9:] == -np.inf).all() and np.array_equal(lse[:, :9], want_lse)
+    for got, there in zip((out, *grads[:3]), (want, *right[:3])):
+        assert (got[9:] == 0).all() and np.array_equal(got[:9], there)
+
+
 def test_wanted(rng):
     q, k, v, dout, _ = inputs(rng, "f32")
     out, lse = fa.attention(q, k, v, return_lse=True)

@@ -98,6 +98,19 @@ def test_info_and_explain(rng):
     assert "causal" in words and "softcap 2" in words and "route: fused" in words and "workspace:" in words
 
 
+def test_results_and_workspaces_are_poisoned(rng):
+    """The fixture of conftest.py does what it says, for every test here."""
+    import ctypes
+
+    from flashback_attention import _arrays
+
+    place = _plan.Place((2, 3), (3, 1), _plan.CODES["f32"])
+    assert np.isnan(_arrays.arrays.empty(place, _arrays.view(operands(rng)[0], "q")).owner).all()
+    _, address = _engine.cpu_workspace(100)
+    assert ctypes.string_at(address, 100) == b"\xff" * 100
+
+
+@pytest.mark.unpoisoned
 def test_cost_of_a_call(rng):
     """Prints what Python adds to a call of the library (run with -s); no bound, as other programs run here too."""
     kinds = {"NumPy": operands(rng, 1)}

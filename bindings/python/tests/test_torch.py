@@ -242,6 +242,7 @@ def operations(rng, device, dtype=torch.float32):
     yield "packed", (*packed, *[None] * 4, cu, cu, None, None, -1, 0, False, 0, None, 0.0, 0, 0, 13, 13, False, "auto")
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="this PyTorch has no torch.library.opcheck")
 @pytest.mark.parametrize("name", ["plain", "views", "options", "some need gradients", "packed"])
 def test_opcheck(rng, device, name):
@@ -258,6 +259,15 @@ def test_opcheck(rng, device, name):
     torch.library.opcheck(
         torch.ops.flashback.backward.default, (*cotangents, *arguments, out, lse, wanted), test_utils=tests
     )
+
+
+def test_rows_behind_the_last_boundary(rng, device):
+    """Zero, and without a gradient."""
+    q, k, v = (tensor(rng, 12, h, 16, device=device) for h in (4, 2, 2))
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    out, lse = fa.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, return_lse=True)
+    grads = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all((x[9:] == 0).all() and (x[:9] != 0).any() for x in (out, *grads)) and (lse[:, 9:] == -torch.inf).all()
 
 
 def test_vmap_and_grad(rng):

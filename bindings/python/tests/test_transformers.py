@@ -11,11 +11,12 @@ import flashback_attention.transformers as hf  # noqa: E402
 
 IMPLEMENTATION = hf.register()
 TOKENS, LENGTH, BATCH, STEPS = 61, 24, 3, 20
+pytestmark = pytest.mark.usefixtures("one_thread")  # the models are tiny
 tf.logging.set_verbosity_error()
 
 
 def base(**more):
-    sizes = dict(vocab_size=TOKENS, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    sizes = dict(vocab_size=TOKENS, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.0, use_cache=False)  # fmt: skip
     return {**sizes, **more}
 
@@ -203,24 +204,39 @@ def test_patterns():
     assert hf._recognise(mu.sliding_window_causal_mask_function(4)) == (3, 0, None, False)
     assert hf._recognise(mu.sliding_window_bidirectional_mask_function(4)) == (4, 4, None, False)
     unknown = (mu.or_masks(mu.causal_mask_function, mu.causal_mask_function), lambda b, h, q, k: q >= k,
-               mu.chunked_causal_mask_function(4, torch.zeros(1, dtype=int)))  # fmt: skip
+               mu.chunked_causal_mask_function(4, torch.zeros(2, dtype=int)))  # fmt: skip
     for function in unknown:
         assert hf._recognise(function) is None
         mask = hf.attention_mask(2, 6, 6, mask_function=function)
         assert mask.shape == (2, 1, 6, 6) and mask.dtype == torch.bool and not mask.all()
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
-def test_compiled(rng, name):
-    """A whole model as one graph."""
-    batch = batch_of(rng)
+@pytest.mark.parametrize("name, padding", [("Llama", "right"), ("Mistral", None), ("BERT", "right")])
+def test_compiled(rng, monkeypatch, name, padding):
+    """A whole model as one graph. With a padding mask causal and plain attention keep their options."""
+    batch, spy = batch_of(rng, padding=padding), Spy(monkeypatch)
     model = build(name, IMPLEMENTATION)
     want = step(model, batch)
     torch._dynamo.reset()
+    spy.calls.clear()
     got = step(torch.compile(model, fullgraph=True, backend="aot_eager"), batch)
+    sizes = {call["mask"].shape[2] for call in spy.calls}
+    assert sizes == ({1} if padding else {LENGTH})
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
     names = {n.removeprefix("_orig_mod."): g for n, g in got[1].items()}
     assert max(differences(names, want[1]).values()) < 1e-4
+
+
+def test_a_mask_moves(rng):
+    """accelerate moves arguments by .to()."""
+    from transformers import masking_utils as mu
+
+    padding = torch.ones(2, 6, dtype=torch.bool)
+    padding[1, :2] = False
+    mask = hf.attention_mask(2, 6, 6, mask_function=mu.causal_mask_function, attention_mask=padding)
+    moved = mask.to("meta", non_blocking=True)
+    assert moved.keys.device.type == "meta" and (moved.left, moved.right, moved.shape) == (-1, 0, mask.shape)
+    assert hf.attention_mask(2, 6, 6, attention_mask=mask) is mask
 
 
 def test_refusals(rng):
