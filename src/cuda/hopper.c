@@ -276,6 +276,7 @@ static int64_t deal_out(const deal *d, const int64_t *costs, const int *slots, i
 static fb_status upload(fb__cuda_state *s, fb__pass pass, const unsigned *order, size_t bytes) {
     FB__CU_TRY(&s->driver, cuMemAlloc, (&s->hopper_order[pass], bytes));
     FB__CU_TRY(&s->driver, cuMemcpyHtoD, (s->hopper_order[pass], order, bytes));
+    FB__CU_TRY(&s->driver, cuStreamSynchronize, (NULL)); /* a call's stream may not wait for that one */
     return FB_OK;
 }
 
