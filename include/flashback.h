@@ -337,9 +337,9 @@ FB_API fb_status fb_merge(const fb_plan *plan, fb_ref out, fb_ref lse, fb_ref ot
  * faster than malloc's. On Metal: an MTLBuffer that host and GPU share. Errors: FB_NO_DEVICE, FB_MEMORY. */
 FB_API fb_status fb_alloc(fb_ref *ref, fb_device device, int32_t index, size_t bytes);
 FB_API fb_status fb_free(fb_ref *ref, fb_device device, int32_t index); /* sets *ref to NULL */
-/* Copies to and from a device, ordered after what was queued on the default stream; done when they return, for
- * all streams. On Metal buffers may also be the caller's, unless their storage is private; what was queued on a
- * caller's queue is to be waited for first. */
+/* Copies to and from a device, ordered after what was queued on the default stream; done when they return,
+ * for all streams. On Metal buffers may also be the caller's, unless their storage is private; what was
+ * queued on a caller's queue is to be waited for first. */
 FB_API fb_status fb_write(fb_ref to, const void *from, size_t bytes, fb_device device, int32_t index);
 FB_API fb_status fb_read(void *to, fb_ref from, size_t bytes, fb_device device, int32_t index);
 /* Waits until everything queued on the device (stream NULL) or on the stream is done. On Metal calls without

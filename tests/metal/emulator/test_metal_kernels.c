@@ -84,7 +84,7 @@ static void test_edges_of_tiles(void **state) {
                                         ".bias11qk.dbias.right7",
                                         ".lensq.lensk"};
     static const char *const types[] = {"f16", "bf16", "f32"};
-    const bool all = getenv("FLASHBACK_TEST_ALL") != NULL;
+    const bool all = getenv("TEST_ALL") != NULL;
     char name[128];
     for (int type = 0; type < 3; type++)
         for (int lengths = 0; lengths < 4; lengths++)
@@ -101,10 +101,10 @@ static void test_edges_of_tiles(void **state) {
 }
 
 /* All rows of the table that fit, by FLASHBACK_TILES: a kernel may be given any of them. Each is a
- * compilation, so the first few of them only unless FLASHBACK_TEST_ALL is set. */
+ * compilation, so the first few of them only unless TEST_ALL is set. */
 static void test_all_rows(void **state) {
     (void)state;
-    const bool all = getenv("FLASHBACK_TEST_ALL") != NULL;
+    const bool all = getenv("TEST_ALL") != NULL;
     static const char *const kernels[] = {"forward", "dq", "dkdv"};
     static const char *const cases[] = {"f16.b1h2k1.q35k45.d64.causal", "bf16.b1h2k1.q35k45.d128.causal",
                                         "f32.b1h2k1.q19k21.d64.causal"};
