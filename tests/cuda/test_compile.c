@@ -57,7 +57,8 @@ enum { ARCHS = sizeof archs / sizeof *archs };
 #define SLOW "in double, cell by cell: slow whatever it spills"
 #define FULL "two blocks of 255 registers, as measured fastest on an H200; outside of the loop over tiles"
 
-#define BETWEEN "between tiles of a block, not in the loop over those that pass by"
+#define BETWEEN                                                                                              \
+    "in the thread that loads, or between a block's tiles: not where the others work on those that pass by"
 
 /* Most bytes of spill stores in an entry point on any architecture, without options and with all; by
  * NVRTC 13.0. They are what was measured and a quarter more, rounded up to 16, as small changes of a kernel
@@ -108,8 +109,8 @@ static const struct {
     {"hopper_forward.cu 16 bits D 64, 192 x 128, 12 x 1 x 1 warps, 2 buffers", 16, 0, BETWEEN},
     {"hopper_forward.cu 16 bits D 256, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 32, BETWEEN},
     {"hopper_backward.cu 16 bits D 128, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 48, 256, CELLS},
-    {"hopper_backward.cu 16 bits D 64, 128 x 128, 8 x 1 x 1 warps, 2 buffers", 32, 0, BETWEEN},
-    {"hopper_split.cu 16 bits D 256, 64 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 48, BETWEEN},
+    {"hopper_backward.cu 16 bits D 64, 128 x 128, 8 x 1 x 1 warps, 2 buffers", 80, 0, BETWEEN},
+    {"hopper_split.cu 16 bits D 256, 64 x 64, 8 x 1 x 1 warps, 2 buffers", 80, 48, BETWEEN},
 };
 enum { ALLOWED = sizeof allowed / sizeof *allowed, MEASURED_WITH = 1300 };
 

@@ -30,12 +30,6 @@ FB_FN void wait_tile(const place *at, unsigned char *memory, fb_u32 full, fb_u32
         clear_rows(smem_address(memory) + tile, p.first, at->seen_lo, at->seen_hi, FB_BN, FB_PANELS(COLUMNS), 2);
 }
 
-// What has become of the cells, before products are waited for; with softcap registers are too short for that.
-FB_FN void beside_products(sums *t) {
-    if (!(FB_OPTIONS & FB_SOFTCAP))
-        made_before(!all_bits((const fb_u32 *)t->s[0], FB_BN / 2));
-}
-
 #if FB_OPTIONS & FB_SOFTCAP
 FB_FN void take_weights(fb_u32 (*to)[4], fb_u32 (*from)[4]) {
 #pragma unroll
@@ -61,13 +55,15 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
     for (;; n++) {
         const int stage = stage_of(n);
         make_p(a, &at->w, t->s, p, (const float *)(memory + LSE_AT(stage)), *passing_of(memory, stage));
-        beside_products(t);
+#if !(FB_OPTIONS & FB_SOFTCAP)
+        to_steps<FAST>(p, t->s, FB_BN);
+#endif
         products_wait(0);
         settle(t->dk[0], FB_D / 2);
 #if FB_OPTIONS & FB_SOFTCAP
         take_weights(ds, p); // whose registers dK has read
-#endif
         to_steps<FAST>(p, t->s, FB_BN);
+#endif
         if (!(passing_of(memory, stage)->flags & FIRST))
             release(base + Q_EMPTY(stage_of(n + FB_BUFFERS - 1)));
         wait_tile(at, memory, O_FULL(stage), parity_of(n), O_AT + stage * O_BYTES, stage, FB_DV);
@@ -77,13 +73,9 @@ FB_FN void attend(const fb__args *a, const place *at, sums *t, unsigned char *me
         products_wait(1);
         settle(t->s[0], FB_BN / 2);
         make_ds(t->s, FB_OPTIONS & FB_SOFTCAP ? ds : p, (const float *)(memory + DELTA_AT(stage)));
-        if (FB_OPTIONS & FB_SOFTCAP)
-            to_steps<FAST>(ds, t->s, FB_BN);
-        beside_products(t);
+        to_steps<FAST>(ds, t->s, FB_BN);
         products_wait(0);
         settle(t->dv[0], FB_DV / 2);
-        if (!(FB_OPTIONS & FB_SOFTCAP))
-            to_steps<FAST>(ds, t->s, FB_BN);
         release(base + O_EMPTY(stage));
         barrier_wait(base + S_EMPTY(n % S_STAGES), n / S_STAGES % 2 ^ 1);
         store_ds(base + S_AT + n % S_STAGES * S_BYTES, ds);
