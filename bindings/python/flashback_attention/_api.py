@@ -74,7 +74,7 @@ def attention(
             PyTorch's tensors. On the CPU always so.
         route: "auto", "fused", "vector", "unfused" or "reference"; any but auto is taken or refused, never replaced.
         return_lse: also give LSE.
-        layout: "bhld" as above, or "blhd": q, k, v and the result are [B,L,H,D].
+        layout: "bhld" as above, or "blhd": q, k, v and the result are [B,L,H,D]. Packed batches have one layout.
         lens_q, lens_k: int32 [B], how many rows of each padded batch entry count. They move no positions.
         position_offset: added to all positions p, for a chunk of a longer sequence.
         max_seqlen_q, max_seqlen_k: the longest sequences of a packed batch, or a bound. None: read from cu_seqlens;

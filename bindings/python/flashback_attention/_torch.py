@@ -238,6 +238,8 @@ if hasattr(torch.library, "register_fake"):  # PyTorch 2.4
 
 def _autocast_type(device):
     """The type that autocast asks for on a device, or None."""
+    if device not in _DEVICES:
+        return None
     if hasattr(torch, "get_autocast_dtype"):
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if device == "cpu":

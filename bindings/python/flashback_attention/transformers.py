@@ -81,7 +81,7 @@ def _recognise(function):
 
     if function is masking_utils.causal_mask_function:
         return _Pattern(right=0)
-    if function is masking_utils.bidirectional_mask_function:
+    if function is getattr(masking_utils, "bidirectional_mask_function", None):
         return _Pattern()
     if _tracing() or getattr(function, "__module__", None) != masking_utils.__name__:
         return None
@@ -127,8 +127,8 @@ def _boundaries(sequences):
     return cu, int((cu[1:] - cu[:-1]).max())
 
 
-def attention_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
-                   **more):  # fmt: skip
+def attention_mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None,
+                   attention_mask=None, **more):  # fmt: skip
     """What AttentionMaskInterface asks for: a Mask, or the boolean mask [B,1,Lq,Lk] of "sdpa" for what is not
     recognised. While a graph is traced nothing may depend on what a tensor holds: windows, and packed sequences, which
     every model then has unless it is given a padding mask, become masks of cells."""
@@ -137,16 +137,20 @@ def attention_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mas
     if isinstance(attention_mask, Mask):
         return attention_mask
     mask_function = mask_function or masking_utils.causal_mask_function
+    queries = {"q_length": q_length, "q_offset": q_offset}
+    if "cache_position" in more:  # transformers 4 gives the positions of all queries instead
+        queries = {"cache_position": more.pop("cache_position")}
+        q_length, q_offset = queries["cache_position"].shape[0], queries["cache_position"][0]
     pattern = _recognise(mask_function)
     packed = pattern is not None and pattern.sequences is not None
     # Positions that begin anew are those of packed sequences, or of something else; and packed ones have no past.
-    unknown = isinstance(q_offset, torch.Tensor) and _tracing()  # of a static cache
     odd = (attention_mask is not None or q_offset or kv_offset) if packed else pattern is None or pattern.remapped
-    if odd or unknown:
+    unknown = isinstance(q_offset, torch.Tensor) and _tracing()
+    if unknown or odd:
         more.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-        return masking_utils.sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                                       kv_offset=kv_offset, mask_function=mask_function,
-                                       attention_mask=attention_mask, **more)  # fmt: skip
+        return masking_utils.sdpa_mask(batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset,
+                                       mask_function=mask_function, attention_mask=attention_mask, **queries,
+                                       **more)  # fmt: skip
     shape = torch.Size((batch_size, 1, q_length, kv_length))
     if packed:
         return Mask(shape, pattern.left, pattern.right, 0, None, None, *_boundaries(pattern.sequences))

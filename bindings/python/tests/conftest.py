@@ -61,7 +61,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def poison(request, monkeypatch):
-    """NaN in every result and in the workspace before a call, so that what is not written, or read before it is, shows."""
+    """NaN in every result and in the workspace before a call: what is not written, or read before it is, shows."""
     if importlib.util.find_spec("numpy") is None or request.node.get_closest_marker("unpoisoned"):
         return
     from flashback_attention import _arrays, _engine

@@ -167,6 +167,27 @@ def test_autocast(rng, device):
     assert torch.autograd.grad(out.sum(), q)[0].dtype == torch.float32
 
 
+def test_tracers(rng):
+    """Tensors without data, export with a symbolic length, and a profiler that sees the operation."""
+    empty = torch.empty(2, 4, 9, 8, device="meta", requires_grad=True)
+    out, lse = fa.attention(empty, empty, empty, return_lse=True)
+    assert out.shape == empty.shape and lse.shape == (2, 4, 9) and out.device.type == "meta"
+    q, k, v = (x.detach() for x in qkv(rng))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        fa.attention(q, k, v)
+    assert "flashback::forward" in {event.key for event in profile.key_averages()}
+    if hasattr(torch, "export"):
+
+        class Layer(torch.nn.Module):
+            def forward(self, q):
+                return fa.attention(q, q, q, causal=True)
+
+        length = torch.export.Dim("length", min=2, max=4096)
+        layer = torch.export.export(Layer(), (q,), dynamic_shapes=({2: length},)).module()
+        longer = tensor(rng, 2, 4, 40, 16, grad=False)
+        assert torch.equal(layer(longer), fa.attention(longer, longer, longer, causal=True))
+
+
 def test_sinks_of_another_type(rng, device):
     """A model in bf16 has its sinks in bf16; the gradient comes back in that type."""
     q, k, v = qkv(rng, device, torch.bfloat16)
