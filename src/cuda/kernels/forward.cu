@@ -226,10 +226,12 @@ FB_FN bool warp_dead(const work *w, int row, int k0) {
 // beside which the addresses come for nothing. Measured for D = 64 and 128.
 #define LOADS_FIRST (FB_D + FB_DV <= 128)
 
+#if FB_BUFFERS == 2
 FB_FN void load_both(const fb__args *a, const work *w, streams from, int bound, fb_u32 K, fb_u32 V, int k0) {
     load_keys(a, w, from, bound, K, k0);
     load_values(a, w, from, bound, V, k0);
 }
+#endif
 
 // All tiles of the block. The careful loop, SMALL, lets infinities and NaN of V reach only the rows that see them.
 template <int U>
