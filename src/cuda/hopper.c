@@ -293,7 +293,7 @@ static fb_status deal_pass(fb__cuda_state *s, fb__pass pass, const deal *d) {
         sort_slots(d, costs, sorted);
         s->hopper_rounds[pass] = deal_out(d, costs, sorted, load, count, NULL);
         const size_t bytes = (size_t)s->hopper_rounds[pass] * takers * sizeof(unsigned);
-        unsigned *order = malloc(bytes);
+        unsigned *order = malloc(bytes ? bytes : 1);
         if (order) {
             memset(order, 0xff, bytes);
             memset(numbers, 0, 2 * takers * sizeof *numbers);
@@ -377,7 +377,8 @@ void fb__hopper_lay_out(fb__cuda_state *s, const fb__problem *p, size_t *end) {
     s->at_hopper_lse = place(end, rows_of_all * 4);
     s->at_hopper_delta = place(end, rows_of_all * 4);
     s->at_hopper_plain_delta = place(end, fb__has(p, FB_DSINKS) ? (double)fb__launch_rows(p) * 4 : 0);
-    s->at_hopper_dq = place(end, rows_of_all * 4 * ((s->kernels[s->hopper_backward].spec.D + 63) / 64 * 64));
+    const int columns = (s->kernels[s->hopper_backward].spec.D + 63) / 64 * 64;
+    s->at_hopper_dq = place(end, rows_of_all * 4 * columns);
 }
 
 static fb_status start_rows(const fb__cuda_state *s, int function, const fb__problem *p, void *stream,

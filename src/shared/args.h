@@ -53,9 +53,9 @@ typedef struct fb__args {
     fb_i64 block_q, block_k;        /* cells per block */
     fb_i64 bias_batches, bias_heads, bias_rows;
     fb_i64 batch, heads_q, heads_kv, group, len_q, len_k, total_q, total_k;
-    fb_i64 slots;                /* tiles of rows of one head, over all sequences when packed */
-    fb_i64 tiles;                /* slots of all heads and sequences, where blocks take several */
-    unsigned *order;             /* which tile a block takes in which of `rounds`: hopper.c; NULL: in turn */
+    fb_i64 slots;    /* tiles of rows of one head, over all sequences when packed */
+    fb_i64 tiles;    /* slots of all heads and sequences, where blocks take several */
+    unsigned *order; /* which tile a block takes in which of `rounds`: hopper.c; NULL: in turn */
     fb_i64 rounds;
     fb_i64 padded;               /* rows of a head in a workspace whose tiles are whole: hopper_tiles.cuh */
     fb_i64 section;              /* heads whose tiles come sorted by length; 0: head after head */
