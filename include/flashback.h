@@ -144,7 +144,7 @@ typedef enum fb_route {
 
 /* fb_desc.flags. A flag says which optional tensors of fb_io take part; an io field without its flag must be
  * NULL, so that no option is ever given and ignored. */
-#define FB_DETERMINISTIC (1u << 0) /* bitwise equal from run to run (always so on the CPU) */
+#define FB_DETERMINISTIC (1u << 0) /* bitwise equal from run to run (elsewhere than on sm_90 always) */
 #define FB_FORWARD_ONLY (1u << 1)  /* no backward from this plan; saves workspace */
 #define FB_TOP_LEFT (1u << 2)      /* positions are aligned at the first query and key, not at the last */
 #define FB_PACKED (1u << 3)        /* sequences lie end to end in [total,H,D]; io.cu_q and io.cu_k cut them */
