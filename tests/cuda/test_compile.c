@@ -61,8 +61,8 @@ enum { ARCHS = sizeof archs / sizeof *archs };
     "in the thread that loads, or between a block's tiles: not where the others work on those that pass by"
 
 /* Most bytes of spill stores in an entry point on any architecture, without options and with all; by
- * NVRTC 13.0. They are what was measured and a quarter more, rounded up to 16, as small changes of a kernel
- * move them by some registers. */
+ * NVRTC 13.0. They are what was measured and as much again: what cannot matter, such as a comment, moves them
+ * by half, as the compiler's own names are hashes of the text. */
 static const struct {
     const char *row;
     int plain, options;
@@ -72,37 +72,37 @@ static const struct {
     {"unfused.cu 16 bits", 128, 0, WAITS},
     {"reference.cu f32", 48, 0, SLOW},
     {"reference.cu 16 bits", 64, 0, SLOW},
-    {"forward.cu 16 bits D 128, 128 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 800, CELLS},
-    {"forward.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 1 buffer", 144, 32, PARTS},
-    {"forward.cu f32 D 256, 64 x 32, 4 x 1 x 1 warps, 1 buffer", 16, 64, PARTS},
-    {"forward.cu f32 D 256, 32 x 16, 2 x 1 x 1 warps, 1 buffer", 48, 144, PARTS},
-    {"forward.cu f32 D 576, 32 x 16, 2 x 4 x 1 warps, 1 buffer", 32, 128, PARTS},
-    {"forward.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 176, 352, PARTS},
-    {"forward.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 80, 224, PARTS},
-    {"dq.cu 16 bits D 64, 128 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 272, CELLS},
-    {"dq.cu 16 bits D 128, 128 x 32, 4 x 1 x 1 warps, 2 buffers", 0, 80, CELLS},
-    {"dq.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 2 buffers", 80, 80, PARTS},
-    {"dq.cu f32 D 128, 64 x 16, 4 x 1 x 1 warps, 1 buffer", 128, 32, PARTS},
-    {"dq.cu f32 D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 0, 64, PARTS},
-    {"dq.cu f32 D 256, 16 x 16, 1 x 2 x 1 warps, 1 buffer", 64, 160, PARTS},
-    {"dq.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 96, 320, PARTS},
-    {"dq.cu f32 stacked D 128, 16 x 64, 1 x 1 x 4 warps, 2 buffers", 64, 0, PARTS},
-    {"dq.cu f32 stacked D 128, 16 x 32, 1 x 1 x 2 warps, 1 buffer", 0, 80, PARTS},
-    {"dq.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 112, 272, PARTS},
-    {"dkdv.cu 16 bits D 64, 128 x 32, 4 x 1 x 1 warps, 2 buffers", 0, 64, CELLS},
-    {"dkdv.cu 16 bits D 128, 64 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 112, CELLS},
-    {"dkdv.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 2 buffers", 128, 192, PARTS},
-    {"dkdv.cu f32 D 128, 64 x 16, 4 x 1 x 1 warps, 1 buffer", 208, 80, PARTS},
-    {"dkdv.cu f32 D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 96, 64, PARTS},
-    {"dkdv.cu f32 D 256, 16 x 16, 1 x 2 x 1 warps, 1 buffer", 160, 272, PARTS},
-    {"dkdv.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 128, 384, PARTS},
-    {"dkdv.cu f32 stacked D 128, 64 x 16, 4 x 1 x 1 warps, 2 buffers", 160, 240, PARTS},
-    {"dkdv.cu f32 stacked D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 240, 112, PARTS},
-    {"dkdv.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 160, 64, PARTS},
-    {"hopper_forward.cu 16 bits D 256, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 32, BETWEEN},
-    {"hopper_backward.cu 16 bits D 128, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 48, 256, CELLS},
-    {"hopper_backward.cu 16 bits D 64, 128 x 128, 8 x 1 x 1 warps, 2 buffers", 80, 0, BETWEEN},
-    {"hopper_split.cu 16 bits D 256, 64 x 64, 8 x 1 x 1 warps, 2 buffers", 80, 48, BETWEEN},
+    {"forward.cu 16 bits D 128, 128 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 1280, CELLS},
+    {"forward.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 1 buffer", 240, 64, PARTS},
+    {"forward.cu f32 D 256, 64 x 32, 4 x 1 x 1 warps, 1 buffer", 32, 112, PARTS},
+    {"forward.cu f32 D 256, 32 x 16, 2 x 1 x 1 warps, 1 buffer", 80, 240, PARTS},
+    {"forward.cu f32 D 576, 32 x 16, 2 x 4 x 1 warps, 1 buffer", 64, 208, PARTS},
+    {"forward.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 288, 576, PARTS},
+    {"forward.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 128, 368, PARTS},
+    {"dq.cu 16 bits D 64, 128 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 448, CELLS},
+    {"dq.cu 16 bits D 128, 128 x 32, 4 x 1 x 1 warps, 2 buffers", 0, 128, CELLS},
+    {"dq.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 2 buffers", 128, 128, PARTS},
+    {"dq.cu f32 D 128, 64 x 16, 4 x 1 x 1 warps, 1 buffer", 208, 64, PARTS},
+    {"dq.cu f32 D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 0, 112, PARTS},
+    {"dq.cu f32 D 256, 16 x 16, 1 x 2 x 1 warps, 1 buffer", 112, 256, PARTS},
+    {"dq.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 160, 512, PARTS},
+    {"dq.cu f32 stacked D 128, 16 x 64, 1 x 1 x 4 warps, 2 buffers", 112, 0, PARTS},
+    {"dq.cu f32 stacked D 128, 16 x 32, 1 x 1 x 2 warps, 1 buffer", 0, 128, PARTS},
+    {"dq.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 192, 448, PARTS},
+    {"dkdv.cu 16 bits D 64, 128 x 32, 4 x 1 x 1 warps, 2 buffers", 0, 112, CELLS},
+    {"dkdv.cu 16 bits D 128, 64 x 64, 4 x 1 x 1 warps, 2 buffers", 0, 192, CELLS},
+    {"dkdv.cu f32 D 128, 64 x 32, 4 x 1 x 1 warps, 2 buffers", 208, 320, PARTS},
+    {"dkdv.cu f32 D 128, 64 x 16, 4 x 1 x 1 warps, 1 buffer", 336, 128, PARTS},
+    {"dkdv.cu f32 D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 160, 112, PARTS},
+    {"dkdv.cu f32 D 256, 16 x 16, 1 x 2 x 1 warps, 1 buffer", 256, 448, PARTS},
+    {"dkdv.cu f32 D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 208, 624, PARTS},
+    {"dkdv.cu f32 stacked D 128, 64 x 16, 4 x 1 x 1 warps, 2 buffers", 256, 384, PARTS},
+    {"dkdv.cu f32 stacked D 256, 32 x 16, 2 x 2 x 1 warps, 2 buffers", 384, 192, PARTS},
+    {"dkdv.cu f32 stacked D 576, 16 x 16, 1 x 4 x 1 warps, 1 buffer", 256, 112, PARTS},
+    {"hopper_forward.cu 16 bits D 256, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 0, 64, BETWEEN},
+    {"hopper_backward.cu 16 bits D 128, 128 x 64, 8 x 1 x 1 warps, 2 buffers", 80, 416, CELLS},
+    {"hopper_backward.cu 16 bits D 64, 128 x 128, 8 x 1 x 1 warps, 2 buffers", 128, 0, BETWEEN},
+    {"hopper_split.cu 16 bits D 256, 64 x 64, 8 x 1 x 1 warps, 2 buffers", 128, 80, BETWEEN},
 };
 enum { ALLOWED = sizeof allowed / sizeof *allowed, MEASURED_WITH = 1300 };
 
@@ -424,7 +424,7 @@ static void judge_spills(void) {
         }
 }
 
-static int with_slack(int bytes) { return (bytes * 5 / 4 + 15) / 16 * 16; }
+static int with_slack(int bytes) { return (bytes * 2 + 15) / 16 * 16; }
 
 /* What this run has measured, as rows of `allowed`: each at its first job. */
 static void list_spills(void) {
